@@ -1,0 +1,350 @@
+"""One settings tree: flags win over ``DERENDER_*`` variables, these over the YAML file, that over defaults.
+
+Everything is parsed and checked here, before a port is bound; whatever is wrong is a ``ConfigError`` that names
+the flag, and ``serve`` ends with exit code 64. A setting that this version does not carry out is refused, never
+ignored. The command line, ``config/default.yaml`` and the table in the README are derived from this class.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+ENV_PREFIX = "DERENDER_"
+EX_USAGE = 64
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be served; one line a fault, each naming a flag."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True)
+class Knob:
+    """What the model field alone cannot say: how the flag looks and whether its value is secret."""
+
+    metavar: str | None = None
+    secret: bool = False
+    later: bool = False  # accepted and checked, but any value other than the default is refused for now
+    table: bool = True  # shown in the README
+
+
+def _items(value: object) -> object:
+    """A list from the command line as it is; from the environment either JSON or comma-separated."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text.startswith("["):
+            return json.loads(text)
+        return [item.strip() for item in text.split(",") if item.strip()]
+    return value
+
+
+def _object(value: object) -> object:
+    if isinstance(value, str):
+        return json.loads(value) if value.strip() else {}
+    return value
+
+
+Names = Annotated[list[str], NoDecode, BeforeValidator(_items)]
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
+
+
+class Settings(BaseSettings):
+    """The settings of ``serve`` and ``check``. Times are in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=ENV_PREFIX, protected_namespaces=())
+
+    model: Annotated[str | None, Knob("DIR|ID")] = Field(
+        None, description="Directory or hub id with the tokenizer files, config.json and chat template."
+    )
+    config: Annotated[str | None, Knob("FILE")] = Field(None, description="YAML file with any of these settings.")
+
+    host: str = Field("0.0.0.0", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
+
+    engine_url: Annotated[str, Knob("URL|none")] = Field(
+        "http://127.0.0.1:8200",
+        description="The token-only engine; `none` is the render tier alone (needs --max-model-len).",
+    )
+    engine: Literal["vllm", "sglang", "completions"] = Field(
+        "vllm", description="Dialect of the engine; this version speaks vllm."
+    )
+    engine_api_key: Annotated[str | None, Knob("KEY", secret=True)] = Field(
+        None, description="Sent to the engine as a Bearer token."
+    )
+    engine_has_tokenizer: Literal["auto", "true", "false"] = Field(
+        "auto",
+        description="Whether the engine can constrain output (response_format, bad_words); `auto` probes it.",
+    )
+
+    tokenizer: Annotated[str | None, Knob("DIR|ID")] = Field(
+        None, description="Tokenizer files, where they are not the model's."
+    )
+    served_model_name: Annotated[Names, Knob("NAME")] = Field(
+        [], description="Model names that clients may use; by default those that the engine lists."
+    )
+    max_model_len: int | None = Field(None, ge=1, description="Context length; by default what the engine says.")
+    generation_config: Annotated[str, Knob("auto|vllm|DIR")] = Field(
+        "auto", description="Where default sampling parameters come from: the model, nowhere, or a directory."
+    )
+    trust_remote_code: bool = Field(False, description="Let the model's files bring Python code.")
+    chat_template: Annotated[str | None, Knob("FILE|TEMPLATE")] = Field(
+        None, description="Chat template, as a file or as text, in place of the model's."
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto", description="How message content reaches the template."
+    )
+    default_chat_template_kwargs: Annotated[JsonObject, Knob("JSON")] = Field(
+        {}, description="Template arguments for every request; the request's own win."
+    )
+    render_url: Annotated[str | None, Knob("URL")] = Field(
+        None, description="A remote renderer (vLLM's /v1/chat/completions/render) in place of the local template."
+    )
+
+    tool_call_parser: Annotated[str, Knob("NAME|none")] = Field(
+        "none", description="How this model writes tool calls, by vLLM's name."
+    )
+    reasoning_parser: Annotated[str, Knob("NAME|none")] = Field(
+        "none", description="How this model marks its reasoning, by vLLM's name."
+    )
+    enable_auto_tool_choice: bool = Field(
+        True, description="Accepted for vLLM's sake; always on.", exclude=True
+    )
+    tool_call_streaming: Literal["incremental", "complete"] = Field(
+        "incremental", description="Arguments as they are written, or each call at once when it is complete."
+    )
+    framing_whitespace: Literal["keep", "trim"] = Field(
+        "keep", description="White space between the parts of an answer: as vLLM keeps it, or trimmed."
+    )
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = Field(
+        "reasoning", description="Name of the field that carries reasoning to clients."
+    )
+
+    api_key: Annotated[Names, Knob("KEY", secret=True)] = Field(
+        [], description="Keys of which a client must send one as a Bearer token; none: no check."
+    )
+    request_id_header: str = Field(
+        "x-request-id", pattern=r"^[A-Za-z0-9-]+$", description="Header that carries the request id, in and out."
+    )
+    max_concurrent_streams: int = Field(
+        4096, ge=0, description="Requests generated at one time; more are a 429. 0: no limit."
+    )
+    max_body_size: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body; larger is a 413.")
+    max_n: int = Field(128, ge=1, description="Largest n, and largest number of prompts of one request.")
+    max_logprobs: int = Field(20, ge=0, description="Largest top_logprobs.")
+    max_event_size: int = Field(64 * 1024 * 1024, ge=65536, description="Largest event taken from the engine.")
+
+    connect_timeout: float = Field(5.0, gt=0, description="To reach the engine.")
+    first_token_timeout: float = Field(600.0, gt=0, description="From request to the engine's first event.")
+    idle_timeout: float = Field(120.0, gt=0, description="Between two events of the engine.")
+    client_stall_timeout: float = Field(
+        60.0, gt=0, description="A client that takes nothing for so long is dropped and its request aborted."
+    )
+    sse_keep_alive_interval: float = Field(
+        15.0, ge=0, description="Idle time after which a stream gets a comment line. 0: never."
+    )
+    shutdown_timeout: float = Field(30.0, ge=0, description="How long open streams may go on after SIGTERM.")
+    render_threads: int = Field(2, ge=1, le=64, description="Threads that tokenize long prompts.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Form of the log lines.")
+
+    mode: Annotated[Literal["derender", "passthrough", "shadow"], Knob(later=True)] = Field(
+        "derender", description="Which path serves a request."
+    )
+    canary_percent: Annotated[float | None, Knob(later=True)] = Field(
+        None, ge=0, le=100, description="Share of requests on the derender path."
+    )
+    derender_state: Annotated[Literal["full", "compact"], Knob(later=True)] = Field(
+        "full", description="What the stateless endpoints let clients carry."
+    )
+    state_key: Annotated[str | None, Knob("KEY", secret=True, later=True)] = Field(
+        None, description="Signs stream_state; the same for all replicas."
+    )
+    resume_on_engine_loss: Annotated[bool, Knob(later=True)] = Field(False, description="Go on with another engine.")
+    workers: Annotated[int, Knob(later=True)] = Field(1, ge=1, description="Processes that share the port.")
+    admin_port: Annotated[int | None, Knob(later=True)] = Field(
+        None, ge=0, le=65535, description="A port of its own for probes and metrics."
+    )
+    cache_ttl: Annotated[float | None, Knob(later=True)] = Field(None, gt=0, description="Life of a live parser.")
+    cache_max_entries: Annotated[int | None, Knob(later=True)] = Field(None, ge=0, description="Live parsers kept.")
+    cache_max_bytes: Annotated[int | None, Knob(later=True)] = Field(None, ge=0, description="Bytes they may take.")
+    ssl_keyfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Private key for TLS.")
+    ssl_certfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Certificate for TLS.")
+    ssl_ca_certs: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="CAs for client certs.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # ``load`` gives the flags and the file; only the environment is read here.
+        env = EnvSettingsSource(settings_cls, env_prefix=ENV_PREFIX, env_ignore_empty=True)
+        flags: dict[str, Any] = dict(getattr(init_settings, "init_kwargs", {}))
+        file = flags.pop("__file__", {})
+        return InitSettingsSource(settings_cls, flags), env, InitSettingsSource(settings_cls, file)
+
+    @property
+    def engine_base_url(self) -> str | None:
+        """The engine's URL without a trailing slash; None for the tier without an engine."""
+        return None if self.engine_url == "none" else self.engine_url.rstrip("/")
+
+    @property
+    def parser_names(self) -> tuple[str | None, str | None]:
+        """Names of the reasoning and of the tool-call parser, None where there is none."""
+        reasoning, tool = self.reasoning_parser, self.tool_call_parser
+        return (None if reasoning == "none" else reasoning), (None if tool == "none" else tool)
+
+    def effective(self) -> dict[str, object]:
+        """The settings for the log, secrets masked and those of later versions left out."""
+        shown: dict[str, object] = {}
+        for name, field in type(self).model_fields.items():
+            knob = knob_of(field)
+            value = getattr(self, name)
+            if knob.later:
+                continue
+            shown[name] = _mask(value) if knob.secret and value else value
+        return shown
+
+
+def _mask(value: object) -> object:
+    return ["***"] * len(value) if isinstance(value, list) else "***"
+
+
+def knob_of(field: FieldInfo) -> Knob:
+    return next((item for item in field.metadata if isinstance(item, Knob)), Knob())
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def is_list(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is list
+
+
+def choices_of(field: FieldInfo) -> tuple[str, ...] | None:
+    """The values of an enumerated setting, else None."""
+    return tuple(get_args(field.annotation)) if get_origin(field.annotation) is Literal else None
+
+
+def load(flags: Mapping[str, object]) -> Settings:
+    """Merge flags, environment and file, validate and freeze; raises ``ConfigError``."""
+    environ = os.environ
+    _check_environment(environ)
+    path = flags.get("config") or environ.get(ENV_PREFIX + "CONFIG")
+    file = _read_file(str(path)) if path else {}
+    try:
+        settings = Settings(**{**flags, "__file__": file})  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise ConfigError(*(_fault(item, flags, environ, str(path)) for item in error.errors())) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    _check(settings)
+    return settings
+
+
+def _fault(item: Any, flags: Mapping[str, object], environ: Mapping[str, str], path: str) -> str:
+    name = str(item["loc"][0]) if item["loc"] else ""
+    env = ENV_PREFIX + name.upper()
+    if name in flags:
+        where = flag_of(name)
+    elif env in environ:
+        where = f"{flag_of(name)} ({env})"
+    else:
+        where = f"{flag_of(name)} ({path})"
+    if item["type"] == "extra_forbidden":
+        return f"{name}: no such setting ({path})"
+    message = str(item["msg"])
+    if isinstance(item.get("ctx", {}).get("error"), json.JSONDecodeError):
+        message = f"not valid JSON: {item['ctx']['error']}"
+    return f"{where}: {message[:1].lower()}{message[1:]}"
+
+
+def _read_file(path: str) -> dict[str, object]:
+    try:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config: {path} must be a mapping of settings")
+    # Keys may be written as the flags are, or as the environment has them.
+    found = {str(key).replace("-", "_"): value for key, value in loaded.items()}
+    if len(found) != len(loaded):
+        raise ConfigError(f"--config: {path} gives a setting twice")
+    unknown = [key for key in found if key not in Settings.model_fields or key == "config"]
+    if unknown:
+        raise ConfigError(*(f"{key}: no such setting ({path})" for key in unknown))
+    return found
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    faults = []
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX):
+            continue
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if value.startswith(("tcp://", "udp://")) or name.startswith(("service_", "port_")):
+            faults.append(
+                f"{variable}={value} comes from a Kubernetes service named `derender`, not from you: "
+                "set enableServiceLinks: false in the pod, or rename the service"
+            )
+        elif name not in Settings.model_fields:
+            faults.append(f"{variable}: no such setting")
+    if faults:
+        raise ConfigError(*faults)
+
+
+def _check(settings: Settings) -> None:
+    """What no single field can say."""
+    faults = []
+    for name, field in Settings.model_fields.items():
+        if knob_of(field).later and getattr(settings, name) != field.default:
+            faults.append(f"{flag_of(name)}: this version does not carry it out yet; leave it at its default")
+    if settings.engine != "vllm":
+        faults.append(f"--engine: {settings.engine} is not spoken by this version; vllm is")
+    for name in ("tool_call_parser", "reasoning_parser"):
+        if getattr(settings, name) == "auto":
+            faults.append(f"{flag_of(name)}: auto is not carried out by this version; name the parser, or none")
+    for name in ("engine_url", "render_url"):
+        url = getattr(settings, name)
+        if url not in (None, "none") and not str(url).startswith(("http://", "https://")):
+            faults.append(f"{flag_of(name)}: {url} is not an http:// or https:// URL")
+    if settings.engine_url == "none" and settings.max_model_len is None:
+        faults.append("--max-model-len: required with --engine-url none, since there is no engine to ask")
+    if not settings.enable_auto_tool_choice:
+        faults.append("--enable-auto-tool-choice: always on; it cannot be switched off")
+    for name in ("served_model_name", "api_key"):
+        if any(not item.strip() for item in getattr(settings, name)):
+            faults.append(f"{flag_of(name)}: an empty value")
+    if settings.model is None:
+        faults.append("MODEL: required (a directory or hub id with the tokenizer files)")
+    if faults:
+        raise ConfigError(*faults)
