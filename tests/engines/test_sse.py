@@ -52,13 +52,20 @@ def decode(stream: bytes, cuts: list[int], **limits: int) -> list[bytes]:
     return events
 
 
-PIECES = st.sampled_from(
-    [
-        *(b"data: {}\n\n", b'data: {"a":1}\n\n', b"data: ", b"data:", b"data", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n"),
-        *(b": ping\n\n", b":", b" ", b"event: x\n", b"id: 7\n", b"retry: 1\r\n", b"datax: 1\n", b"\xef\xbb\xbf", b"\xef"),
-        *("\u2028\u2029\u0085\x0b\x0c\x1c".encode(), "ü🫠".encode(), b"[DONE]", b"x", b"\0", b"data: [DONE]\n\n"),
-    ]
-)
+WHOLE = [b"data: {}\n\n", b'data: {"a":1}\n\n', b"data: [DONE]\n\n", b": ping\n\n"]
+FIELDS = [b"data: ", b"data:", b"data", b":", b"event: x\n", b"id: 7\n", b"retry: 1\r\n", b"datax: 1\n"]
+ENDS = [b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n"]
+ODD = [
+    b"\xef\xbb\xbf",
+    b"\xef",
+    "\u2028\u2029\u0085\x0b\x0c\x1c".encode(),
+    "ü🫠".encode(),
+    b"[DONE]",
+    b" ",
+    b"\0",
+    b"x",
+]
+PIECES = st.sampled_from(WHOLE + FIELDS + ENDS + ODD)
 
 
 @given(pieces=st.lists(PIECES, max_size=30), cuts=st.lists(st.integers(0, 400), max_size=20))
