@@ -149,7 +149,8 @@ class Settings(BaseSettings):
         4096, ge=0, description="Requests generated at one time; more are a 429. 0: no limit."
     )
     max_body_size: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body; larger is a 413.")
-    max_n: int = Field(128, ge=1, description="Largest n, and largest number of prompts of one request.")
+    max_n: int = Field(128, ge=1, description="Largest n.")
+    max_prompts: int = Field(1024, ge=1, description="Most prompts of one completion request.")
     max_logprobs: int = Field(20, ge=0, description="Largest top_logprobs.")
     max_event_size: int = Field(64 * 1024 * 1024, ge=65536, description="Largest event taken from the engine.")
 

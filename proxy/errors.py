@@ -42,7 +42,7 @@ class RequestError(Exception):
         param: str | None = None,
         *,
         status: int = 400,
-        type: str | None = None,  # noqa: A002 (the wire's name)
+        type: str | None = None,
         code: int | str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class UpstreamError(Exception):
         message: str,
         *,
         status: int = 502,
-        type: str | None = None,  # noqa: A002 (the wire's name)
+        type: str | None = None,
         code: int | str | None = None,
         kind: str = "protocol",
         param: str | None = None,
@@ -84,7 +84,7 @@ class UpstreamError(Exception):
 def error_body(
     message: str,
     *,
-    type: str = "BadRequestError",  # noqa: A002 (the wire's name)
+    type: str = "BadRequestError",
     param: str | None = None,
     code: int | str | None = 400,
 ) -> bytes:

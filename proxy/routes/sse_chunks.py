@@ -101,12 +101,13 @@ class ChatChunks:
                 text = delta.content
                 if text is not None:
                     if delta.reasoning is None:
-                        out += (content_head, _encode(text) if text.isascii() else dumps(text), PLAIN_TAIL)
+                        # One concatenation is half the price of three appends.
+                        out.append(content_head + (_encode(text) if text.isascii() else dumps(text)) + PLAIN_TAIL)
                         continue
                 elif not self._twice:
                     text = delta.reasoning
                     if text is not None:
-                        out += (reasoning_head, _encode(text) if text.isascii() else dumps(text), PLAIN_TAIL)
+                        out.append(reasoning_head + (_encode(text) if text.isascii() else dumps(text)) + PLAIN_TAIL)
                         continue
             self._full(out, head, delta, usage)
 
@@ -184,7 +185,7 @@ class CompletionChunks:
             text = delta.content or ""
             encoded = _encode(text) if text.isascii() else dumps(text)
             if plain and delta.finish_reason is None and delta.logprobs is None:
-                out += (head, encoded, b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n')
+                out.append(head + encoded + b',"logprobs":null,"finish_reason":null,"stop_reason":null}]}\n\n')
                 continue
             if delta.logprobs is None:
                 logprobs = b"null"

@@ -1,0 +1,199 @@
+"""The one place where the parts meet: settings in, ASGI application out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxy.config import ConfigError, Settings
+from proxy.derender.derenderer import Derenderer, UnknownFormat
+from proxy.derender.vocabulary import Vocabulary
+from proxy.engines.base import Engine
+from proxy.engines.vllm import VLLMEngine, VLLMOptions
+from proxy.errors import RequestError, UpstreamError
+from proxy.observe.metrics import Metrics
+from proxy.protocol.checks import Limits
+from proxy.render.renderer import Renderer, RenderOptions
+from proxy.routes import chat, completions, models, ops, render
+from proxy.routes.context import Parts, record_of
+from proxy.routes.generation import failure_of, finish_closing
+from proxy.routes.middleware import ApiKeys, BodyLimit, Front, StreamLimit
+from proxy.routes.registry import ModelRegistry
+from proxy.routes.responses import error_response
+
+log = logging.getLogger("derender")
+
+ROUTES = [
+    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/v1/chat/completions/render", render.render_chat, methods=["POST"]),
+    Route("/v1/completions", completions.completions, methods=["POST"]),
+    Route("/v1/completions/render", render.render_completion, methods=["POST"]),
+    Route("/v1/models", models.models, methods=["GET"]),
+    Route("/tokenize", models.tokenize, methods=["POST"]),
+    Route("/detokenize", models.detokenize, methods=["POST"]),
+    Route("/version", models.version, methods=["GET"]),
+    Route("/live", ops.live, methods=["GET"]),
+    Route("/health", ops.health, methods=["GET"]),
+    Route("/ready", ops.ready, methods=["GET"]),
+    Route("/metrics", ops.metrics, methods=["GET"]),
+]
+
+
+def load(settings: Settings) -> Parts:
+    """Read the model's files and build everything that serves; raises ConfigError before anything is opened."""
+    assert settings.model is not None  # config.load has checked it
+    try:
+        renderer = Renderer(_render_options(settings))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        # Here the library's own text is for the operator, at start, and names the file at fault.
+        raise ConfigError(f"MODEL: {settings.model} cannot be loaded: {' '.join(str(error).split())}") from error
+    vocabulary = Vocabulary.load(renderer.tokenizer, renderer.vocab_size)
+    reasoning, tool = settings.parser_names
+    try:
+        derenderer = Derenderer(
+            vocabulary,
+            reasoning_parser=reasoning,
+            tool_parser=tool,
+            eos_token_ids=renderer.eos_token_ids,
+            tool_call_streaming=settings.tool_call_streaming,
+            framing_whitespace=settings.framing_whitespace,
+        )
+    except UnknownFormat as error:
+        raise ConfigError(f"--tool-call-parser / --reasoning-parser: {error}") from None
+    engine: Engine | None = None
+    if settings.engine_base_url is not None:
+        options = VLLMOptions(
+            url=settings.engine_base_url,
+            api_key=settings.engine_api_key,
+            connect_timeout=settings.connect_timeout,
+            first_token_timeout=settings.first_token_timeout,
+            idle_timeout=settings.idle_timeout,
+            max_event_bytes=settings.max_event_size,
+        )
+        engine = VLLMEngine(options)
+    registry = ModelRegistry(
+        engine,
+        settings.served_model_name,
+        fallback=settings.model,
+        max_model_len=settings.max_model_len,
+        on_length=lambda length: setattr(renderer, "max_model_len", length),
+    )
+    return Parts(
+        settings=settings,
+        limits=Limits(max_n=settings.max_n, max_prompts=settings.max_prompts),
+        renderer=renderer,
+        derenderer=derenderer,
+        engine=engine,
+        models=registry,
+        metrics=Metrics(),
+    )
+
+
+def _render_options(settings: Settings) -> RenderOptions:
+    assert settings.model is not None
+    has_tokenizer = {"auto": None, "true": True, "false": False}[settings.engine_has_tokenizer]
+    return RenderOptions(
+        model=settings.model,
+        tokenizer=settings.tokenizer,
+        chat_template=settings.chat_template,
+        chat_template_content_format=settings.chat_template_content_format,
+        default_chat_template_kwargs=settings.default_chat_template_kwargs,
+        max_model_len=settings.max_model_len,
+        max_logprobs=settings.max_logprobs,
+        engine_has_tokenizer=has_tokenizer,
+        trust_remote_code=settings.trust_remote_code,
+        generation_config=settings.generation_config,
+    )
+
+
+def build(parts: Parts) -> Starlette:
+    """The application that serves ``parts``."""
+    settings = parts.settings
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if parts.engine is not None:
+            await parts.engine.start()
+        finding = asyncio.create_task(parts.models.discover())
+        # What start-up made lives as long as the process; the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        try:
+            yield
+        finally:
+            finding.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await finding
+            await finish_closing()
+            if parts.engine is not None:
+                await parts.engine.close()
+
+    app = Starlette(
+        routes=ROUTES,
+        lifespan=lifespan,
+        middleware=[
+            Middleware(
+                Front,
+                header=settings.request_id_header,
+                routes=[route.path for route in ROUTES],
+                metrics=parts.metrics,
+            ),
+            Middleware(ApiKeys, keys=settings.api_key),
+            Middleware(BodyLimit, limit=settings.max_body_size),
+            Middleware(StreamLimit, limit=settings.max_concurrent_streams, metrics=parts.metrics),
+        ],
+        exception_handlers={
+            RequestError: _known_failure,
+            UpstreamError: _known_failure,
+            HTTPException: _http_failure,
+        },
+    )
+    app.router.redirect_slashes = False
+    app.state.parts = parts
+    return app
+
+
+def server(parts: Parts) -> uvicorn.Server:
+    """A server for ``parts``; ``run(sockets=[...])`` serves until SIGTERM or SIGINT."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        build(parts),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,  # one line a request is ours, at its end
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,  # longer than the 60 s of common load balancers, which must be first to close
+        timeout_graceful_shutdown=int(parts.settings.shutdown_timeout),
+        backlog=2048,
+    )
+    return uvicorn.Server(config)
+
+
+async def _known_failure(request: Request, error: Exception) -> Response:
+    parts: Parts = request.app.state.parts
+    told = failure_of(error, record_of(request.scope), parts.metrics)
+    assert told is not None
+    return error_response(told)
+
+
+async def _http_failure(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals (no such path, wrong method), in the shape of all others."""
+    assert isinstance(error, HTTPException)
+    texts = {404: "There is no such endpoint.", 405: "This endpoint does not take this method."}
+    headers = dict(error.headers or {})
+    message = texts.get(error.status_code, "The request cannot be served.")
+    return error_response(RequestError(message, status=error.status_code, headers=headers))

@@ -1,0 +1,181 @@
+"""``derender-proxy``: serve, simulate, check, version. Flags are made from the settings model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+import typing
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from proxy import __version__
+from proxy.config import EX_USAGE, ConfigError, Settings, choices_of, flag_of, is_list, knob_of, load
+
+if TYPE_CHECKING:
+    from proxy.routes.context import Parts
+
+log = logging.getLogger("derender")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that ends with the exit code of bad usage (64), as a bad configuration does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(EX_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = Parser(prog="derender-proxy", description="OpenAI-compatible sidecar for token-only LLM engines.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    serve = commands.add_parser("serve", help="the sidecar", argument_default=argparse.SUPPRESS)
+    add_settings(serve)
+    check = commands.add_parser(
+        "check",
+        help="load tokenizer, template and parsers, ask the engine, print what was found; exit 1 on a mismatch",
+        argument_default=argparse.SUPPRESS,
+    )
+    add_settings(check)
+    simulate = commands.add_parser("simulate", help="a scripted token-only engine")
+    from proxy.simulator.cli import add_arguments
+
+    add_arguments(simulate)
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """One flag for every field of ``Settings``; values stay text, the model checks them."""
+    for name, field in Settings.model_fields.items():
+        knob = knob_of(field)
+        text = (field.description or "").replace("%", "%%")
+        if knob.later:
+            text += " (Not yet carried out.)"
+        elif field.default not in (None, [], {}):
+            text += f" Default: {field.default}."
+        if name == "model":
+            parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+        elif field.annotation is bool:
+            parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, help=text)
+        elif is_list(field):
+            parser.add_argument(flag_of(name), nargs="+", metavar=knob.metavar or "VALUE", help=text)
+        else:
+            choices = choices_of(field)
+            shown = "{" + ",".join(choices) + "}" if choices else knob.metavar or metavar_of(field.annotation)
+            parser.add_argument(flag_of(name), metavar=shown, help=text)
+
+
+def metavar_of(annotation: Any) -> str:
+    kinds = {int: "N", float: "SECONDS", str: "TEXT"}
+    for kind in (annotation, *typing.get_args(annotation)):
+        if kind in kinds:
+            return kinds[kind]
+    return "VALUE"
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point; the exit code is 64 for a bad configuration, 1 for a failed check, else 0."""
+    arguments = vars(build_parser().parse_args(argv))
+    command = arguments.pop("command")
+    if command == "version":
+        print(__version__)
+        sys.exit(0)
+    if command == "simulate":
+        from proxy.simulator.cli import run
+
+        sys.exit(run(argparse.Namespace(**arguments)))
+    try:
+        settings = load(arguments)
+        sys.exit(serve(settings) if command == "serve" else check(settings))
+    except ConfigError as error:
+        for fault in error.faults:
+            print(f"derender-proxy: error: {fault}", file=sys.stderr)
+        sys.exit(EX_USAGE)
+
+
+def serve(settings: Settings) -> int:
+    """Load, bind, run until a signal. Nothing is bound before everything has been loaded."""
+    # The server's packages are not needed to refuse a configuration, and take most of the start-up time.
+    from proxy import app
+    from proxy.observe import logs
+
+    logs.configure(settings.log_level, settings.log_format)
+    log.info("starting", extra={"fields": {"version": __version__, **settings.effective()}})
+    parts = app.load(settings)
+    listener = bind(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    log.info("listening", extra={"fields": {"host": host, "port": port}})
+    app.server(parts).run(sockets=[listener])
+    return 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises ConfigError where the address cannot be had."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"--host/--port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def check(settings: Settings) -> int:
+    """Print what was found, one line a fact; 1 when something does not fit."""
+    from proxy import app
+    from proxy.observe import logs
+
+    logs.configure("error", settings.log_format)
+    parts = app.load(settings)
+    renderer = parts.renderer
+    reasoning, tool = settings.parser_names
+    print(f"model            {settings.model}")
+    print(f"vocabulary       {renderer.vocab_size} ids")
+    print(f"end of sequence  {', '.join(map(str, renderer.eos_token_ids)) or 'none'}")
+    print(f"reasoning parser {reasoning or 'none'}")
+    print(f"tool parser      {tool or 'none'}")
+    faults = asyncio.run(_check_engine(parts))
+    for fault in faults:
+        print(f"MISMATCH         {fault}")
+    return 1 if faults else 0
+
+
+async def _check_engine(parts: Parts) -> list[str]:
+    """Ask the engine what it serves and compare; one line a fault."""
+    from proxy.errors import UpstreamError
+
+    settings, engine = parts.settings, parts.engine
+    if engine is None:
+        print("engine           none")
+        return []
+    print(f"engine           {settings.engine_url}")
+    faults = []
+    await engine.start()
+    try:
+        await parts.models.refresh()
+        bases = [card for card in await engine.models() if card.parent is None]
+        print(f"engine models    {', '.join(card.id for card in bases)}")
+        length = bases[0].max_model_len if bases else None
+        print(f"engine context   {length}")
+        if not bases:
+            faults.append("the engine lists no model")
+        if settings.max_model_len and length and settings.max_model_len > length:
+            faults.append(f"--max-model-len {settings.max_model_len} is more than the engine's {length}")
+        if not await engine.healthy():
+            faults.append("the engine says that it is not healthy")
+    except UpstreamError as error:
+        faults.append(f"the engine does not answer: {error.message}")
+    finally:
+        await engine.close()
+    return faults
+
+
+if __name__ == "__main__":
+    main()

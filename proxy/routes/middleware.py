@@ -1,0 +1,188 @@
+"""What every request passes on its way in: pure ASGI, so that it costs a stream nothing per chunk.
+
+``Front`` gives the request its id and its record, and is where whatever went wrong ends; then keys, body size and
+the limit on concurrent streams. Each knows its own business only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proxy.errors import INTERNAL_ERROR, RequestError, error_event
+from proxy.observe import logs
+from proxy.observe.logs import Record
+from proxy.observe.metrics import Metrics
+from proxy.routes.responses import ClientLeft, JsonBytes, error_response
+
+# Ids go into headers, JSON and log lines of several systems: visible ASCII without quotes, in a sane length.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}", re.ASCII)
+
+PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+
+
+class Front:
+    """Request id, access line, counters, and the last resort for exceptions."""
+
+    def __init__(self, app: ASGIApp, *, header: str, routes: Collection[str], metrics: Metrics) -> None:
+        self.app = app
+        self.header = header.lower()
+        self.routes = frozenset(routes)
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        now = asyncio.get_running_loop().time
+        began = now()
+        path = scope["path"]
+        record = Record(
+            id=self._request_id(Headers(scope=scope)),
+            method=scope["method"],
+            path=path if path in self.routes else "other",
+            route=path if path in self.routes else "other",
+            probe=path in PROBES,
+        )
+        scope["derender.record"] = record
+        started = False
+
+        def with_id(message: Message) -> Any:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                record.code = record.code or message["status"]
+                MutableHeaders(scope=message)[self.header] = record.id
+            return send(message)
+
+        try:
+            await self.app(scope, receive, with_id)
+        except ClientLeft:
+            record.code = 499
+            self.metrics.client_disconnects += 1
+        except Exception as error:
+            logs.failure(error, record)
+            record.code = 500
+            record.error = "internal"
+            if started:
+                # Only a stream can have begun: its end must not look like a success.
+                await send({"type": "http.response.body", "body": error_event(None), "more_body": False})
+            else:
+                await JsonBytes(INTERNAL_ERROR, status_code=500)(scope, receive, with_id)
+        finally:
+            record.duration = now() - began
+            self.metrics.requests[record.route, record.mode, str(record.code)] += 1
+            logs.access(record)
+
+    def _request_id(self, headers: Headers) -> str:
+        given = headers.get(self.header)
+        if given is not None and REQUEST_ID.fullmatch(given):
+            return given
+        return secrets.token_hex(16)
+
+
+class ApiKeys:
+    """Bearer keys, for everything but probes, metrics and CORS preflights."""
+
+    OPEN = PROBES | {"/version"}
+
+    def __init__(self, app: ASGIApp, *, keys: Iterable[str]) -> None:
+        self.app = app
+        self.digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] == "http"
+            and self.digests
+            and scope["method"] != "OPTIONS"
+            and scope["path"] not in self.OPEN
+            and not self._known(Headers(scope=scope).get("authorization", ""))
+        ):
+            error = RequestError(
+                "No valid API key was given.",
+                status=401,
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+            await error_response(error)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _known(self, header: str) -> bool:
+        scheme, _, key = header.partition(" ")
+        digest = hashlib.sha256(key.strip().encode()).digest()
+        # Every key is compared, whichever fits, so that time tells nothing.
+        fits = [hmac.compare_digest(digest, known) for known in self.digests]
+        return scheme.lower() == "bearer" and any(fits)
+
+
+class BodyLimit:
+    """Refuses bodies over ``limit`` bytes: by their declared length, else as soon as they exceed it."""
+
+    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length")
+        if declared is not None and declared.isdecimal() and int(declared) > self.limit:
+            await error_response(self._error())(scope, receive, send)
+            return
+        taken = 0
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > self.limit:
+                    raise self._error()
+            return message
+
+        await self.app(scope, limited, send)
+
+    def _error(self) -> RequestError:
+        return RequestError(
+            f"The request body is larger than the {self.limit} bytes that this server takes (--max-body-size).",
+            status=413,
+            headers={"connection": "close"},
+        )
+
+
+class StreamLimit:
+    """At most ``limit`` requests are generated at one time; more are told to come back."""
+
+    def __init__(self, app: ASGIApp, *, limit: int, metrics: Metrics) -> None:
+        self.app = app
+        self.limit = limit
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in GENERATING or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        if self.limit and self.metrics.streams_active >= self.limit:
+            error = RequestError(
+                f"{self.limit} requests are being generated, which is as many as this server takes.",
+                status=429,
+                headers={"retry-after": "1"},
+            )
+            await error_response(error)(scope, receive, send)
+            return
+        self.metrics.streams_active += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.metrics.streams_active -= 1
