@@ -102,6 +102,7 @@ def load(settings: Settings) -> Parts:
 
 def _render_options(settings: Settings) -> RenderOptions:
     assert settings.model is not None
+    reasoning, tool = settings.parser_names
     has_tokenizer = {"auto": None, "true": True, "false": False}[settings.engine_has_tokenizer]
     return RenderOptions(
         model=settings.model,
@@ -112,8 +113,13 @@ def _render_options(settings: Settings) -> RenderOptions:
         max_model_len=settings.max_model_len,
         max_logprobs=settings.max_logprobs,
         engine_has_tokenizer=has_tokenizer,
+        trust_request_chat_template=settings.trust_request_chat_template,
         trust_remote_code=settings.trust_remote_code,
         generation_config=settings.generation_config,
+        reasoning_parser=reasoning,
+        tool_call_parser=tool,
+        render_url=settings.render_url,
+        threads=settings.render_threads,
     )
 
 
@@ -138,6 +144,7 @@ def build(parts: Parts) -> Starlette:
             await finish_closing()
             if parts.engine is not None:
                 await parts.engine.close()
+            await parts.renderer.close()
 
     app = Starlette(
         routes=ROUTES,

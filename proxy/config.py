@@ -110,6 +110,7 @@ class Settings(BaseSettings):
     chat_template: Annotated[str | None, Knob("FILE|TEMPLATE")] = Field(
         None, description="Chat template, as a file or as text, in place of the model's."
     )
+    trust_request_chat_template: bool = Field(False, description="Take a chat template from a request.")
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
         "auto", description="How message content reaches the template."
     )

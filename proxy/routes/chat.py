@@ -21,7 +21,7 @@ from proxy.routes.streaming import final_usage, stream_response
 
 async def chat_completions(request: Request) -> Response:
     call = call_of(request)
-    asked = parse_chat(await request.body(), call.parts.limits, media=call.parts.settings.render_url is not None)
+    asked = parse_chat(await request.body(), call.parts.limits, media=call.parts.renderer.takes_media)
     call.record.stream = bool(asked.stream)
     name, engine_model = await call.parts.models.resolve(asked.model)
     call.record.model = name

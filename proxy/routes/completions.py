@@ -14,7 +14,7 @@ from proxy.routes import answers
 from proxy.routes.context import Call, call_of
 from proxy.routes.generation import Generation, Source
 from proxy.routes.prompt_logprobs import as_completion_logprobs, with_tokens
-from proxy.routes.responses import JsonBytes, run_unless_client_leaves
+from proxy.routes.responses import SSE_HEADERS, JsonBytes, run_unless_client_leaves
 from proxy.routes.sse_chunks import DONE, CompletionChunks, dumps, usage_bytes
 from proxy.routes.streaming import final_usage, stream_response
 
@@ -45,6 +45,8 @@ async def completions(request: Request) -> Response:
             engine_request.sampling_params.setdefault("prompt_logprobs", asked.logprobs)
         sources.append(Source(engine_request, streams, first=number * n))
     if asked.stream:
+        if asked.echo_only:
+            return _echo_stream(call, asked, name, prompts)
         return await _streamed(call, asked, name, prompts, sources)
     return await _whole(call, asked, name, prompts, sources)
 
@@ -89,6 +91,24 @@ async def _streamed(
     return await stream_response(call, generation, out, b"".join(opening), final)
 
 
+def _echo_stream(call: Call, asked: CompletionRequest, name: str, prompts: list[Rendered]) -> Response:
+    """The prompts back and no token more: there is nothing to ask the engine for."""
+    n = asked.n or 1
+    chunks = CompletionChunks(f"cmpl-{call.record.id}", name, call.created, n * len(prompts))
+    out: list[bytes] = []
+    for index in range(n * len(prompts)):
+        rendered = prompts[index // n]
+        usage = usage_bytes(len(rendered.prompt_token_ids), 0)
+        shown = usage if asked.continuous_usage else None
+        ids = rendered.prompt_token_ids if asked.return_token_ids else None
+        out.append(chunks.echo(index, _prompt_text(call, rendered), ids, shown))
+        chunks.add(out, index, [Delta(finish_reason="length")], shown)
+    if asked.include_usage:
+        out.append(chunks.usage(usage_bytes(sum(len(rendered.prompt_token_ids) for rendered in prompts), 0)))
+    out.append(DONE)
+    return Response(b"".join(out), media_type="text/event-stream", headers=SSE_HEADERS)
+
+
 async def _whole(
     call: Call, asked: CompletionRequest, name: str, prompts: list[Rendered], sources: list[Source]
 ) -> Response:
@@ -115,7 +135,15 @@ async def _whole(
         started=call.started,
         whole=whole,
     )
-    await run_unless_client_leaves(call.request.receive, generation.run())
+    if whole or not asked.echo_only:
+        await run_unless_client_leaves(call.request.receive, generation.run())
+    usage = answers.usage(generation, reasoning=False)
+    if asked.echo_only:
+        # Engines generate one token at least; where one was asked for its logprobs, it is not shown nor counted.
+        messages = [MessageBuilder() for _ in messages]
+        for message in messages:
+            message.add(Delta(finish_reason="length"))
+        usage |= {"completion_tokens": 0, "total_tokens": generation.prompt_tokens}
     generation.finish_record()
     call.record.finish = ",".join(message.finish_reason or "" for message in messages)
 
@@ -140,7 +168,7 @@ async def _whole(
         call.created,
         name,
         choices,
-        answers.usage(generation, reasoning=False),
+        usage,
         [source.answer for source in sources],
     )
     return JsonBytes(dumps(body))

@@ -21,7 +21,7 @@ T = TypeVar("T")
 # sse-starlette ends every open stream at SIGTERM; ours run on until they are done or the server's deadline.
 AppStatus.disable_automatic_graceful_drain()
 
-SSE_HEADERS = {"cache-control": "no-cache, no-transform"}
+SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
 
 class ClientLeft(Exception):
