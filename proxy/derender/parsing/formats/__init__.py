@@ -1,0 +1,1 @@
+"""The formats: one short module per model family."""

@@ -1,0 +1,216 @@
+"""The process-wide derenderer: a vocabulary and the configured formats, from which streams are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.derender.detokenizer import detokenizer
+from proxy.derender.logprobs import LogprobFormatter
+from proxy.derender.parsing.engine import Machine, Program
+from proxy.derender.parsing.registry import (
+    PLAIN,
+    Grammar,
+    JointFormat,
+    ReasoningFormat,
+    Registry,
+    ToolFormat,
+    UnknownFormat,
+    builtin,
+    compose,
+)
+from proxy.derender.profiles import CompleteFilter, Filter, TrimFilter
+from proxy.derender.settings import ChatSettings
+from proxy.derender.stream import ChatStream
+from proxy.derender.tool_ids import ToolCallIds, digest_ids
+from proxy.derender.vocabulary import Vocabulary
+
+__all__ = ["ChatSettings", "Derenderer", "UnknownFormat"]
+
+# How far back the prompt is read as text where a format's markers are no tokens.
+_TAIL_IDS = 256
+
+
+class Derenderer:
+    """Opens streams. ``reasoning_parser`` and ``tool_parser``: vLLM's parser names, None for none.
+
+    ``eos_token_ids``: ids that end a turn, the primary one first. Raises UnknownFormat.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        reasoning_parser: str | None = None,
+        tool_parser: str | None = None,
+        eos_token_ids: Sequence[int] = (),
+        tool_call_streaming: str = "incremental",
+        framing_whitespace: str = "keep",
+        registry: Registry | None = None,
+    ) -> None:
+        registry = registry or builtin()
+        self.vocabulary = vocabulary
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._streaming = tool_call_streaming
+        self._whitespace = framing_whitespace
+        reasoning = registry.find_reasoning(reasoning_parser) if reasoning_parser else None
+        tools = registry.find_tools(tool_parser) if tool_parser else None
+        self._joint: JointFormat | None = None
+        for item in (reasoning, tools):
+            if isinstance(item, JointFormat):
+                self._joint = item
+        self._reasoning = reasoning if isinstance(reasoning, ReasoningFormat) else None
+        self._tools = tools if isinstance(tools, ToolFormat) else None
+        self._compiled: dict[tuple[bool, str], tuple[Grammar, Program]] = {}
+
+    @property
+    def parses(self) -> bool:
+        """Whether a parser is configured, so that streams need the prompt ids."""
+        return self._joint is not None or self._reasoning is not None or self._tools is not None
+
+    def chat(
+        self,
+        settings: ChatSettings,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | None = None,
+        index: int = 0,
+    ) -> ChatStream:
+        """A stream for choice ``index`` of a chat answer."""
+        prompt = prompt_token_ids or ()
+        allowed = settings.tools_allowed and (self._joint is not None or self._tools is not None or settings.forced != "")
+        grammar, program = self._program(allowed, settings.forced)
+        show_special = not settings.skip_special_tokens
+        machine = Machine(
+            program,
+            self._start(grammar, settings, prompt),
+            self.vocabulary,
+            detokenizer(self.vocabulary, prompt),
+            settings.schemas() if allowed else {},
+            show_special,
+            settings.named_tool,
+        )
+        if self._joint is not None:
+            self._prime(self._joint, machine, prompt)
+        marks = program.marks
+        return ChatStream(
+            machine,
+            settings,
+            self._ids(settings, request_id, prompt if allowed else (), index),
+            eos=self.eos_token_ids,
+            primary_eos=self.eos_token_ids[0] if self.eos_token_ids else None,
+            # an EOS id that is also a marker of the format (harmony's <|call|>) is the parser's business
+            cut_ids=[i for i in self.eos_token_ids if marks.get(i, ("", True))[0] not in program.markers],
+            filters=self._filters(settings),
+            logprobs=self._logprobs(settings),
+        )
+
+    def text(
+        self,
+        settings: ChatSettings,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | None = None,
+        index: int = 0,
+    ) -> ChatStream:
+        """A stream without parsers, for completions: everything is content."""
+        grammar, program = self._plain()
+        machine = Machine(
+            program,
+            grammar.entry,
+            self.vocabulary,
+            detokenizer(self.vocabulary, prompt_token_ids or ()),
+            {},
+            not settings.skip_special_tokens,
+        )
+        return ChatStream(
+            machine,
+            settings,
+            self._ids(settings, request_id, (), index),
+            eos=self.eos_token_ids,
+            primary_eos=self.eos_token_ids[0] if self.eos_token_ids else None,
+            cut_ids=self.eos_token_ids,
+            filters=(),
+            logprobs=self._logprobs(settings),
+        )
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _plain(self) -> tuple[Grammar, Program]:
+        key = (False, "plain")
+        if key not in self._compiled:
+            grammar = Grammar(PLAIN.states, PLAIN.entry)
+            self._compiled[key] = grammar, Program.compile(grammar.states, self.vocabulary)
+        return self._compiled[key]
+
+    def _program(self, allowed: bool, forced: str) -> tuple[Grammar, Program]:
+        key = (allowed, forced)
+        if key not in self._compiled:
+            if self._joint is not None:
+                states = self._joint.states if allowed else {**self._joint.states, **self._joint.without_tools}
+                grammar = Grammar(states, self._joint.entry, markers=self._joint.markers)
+            else:
+                grammar = compose(self._reasoning, (self._tools or PLAIN) if allowed else PLAIN, forced)
+            self._compiled[key] = grammar, Program.compile(grammar.states, self.vocabulary, grammar.markers)
+        return self._compiled[key]
+
+    def _ids(self, settings: ChatSettings, request_id: str, prompt: Sequence[int], index: int) -> ToolCallIds:
+        item = self._joint or self._tools
+        shape = item.id_shape if item is not None else "vllm"
+        return ToolCallIds(request_id, digest_ids(prompt), index, shape, settings.history_tool_calls)
+
+    def _filters(self, settings: ChatSettings) -> list[Filter]:
+        filters: list[Filter] = []
+        if (settings.tool_call_streaming or self._streaming) == "complete":
+            filters.append(CompleteFilter())
+        if (settings.framing_whitespace or self._whitespace) == "trim" and self.parses:
+            reasoning = (self._joint or self._reasoning or PLAIN).trim
+            content = (self._joint or self._tools or self._reasoning or PLAIN).trim
+            if reasoning.reasoning or content.content:
+                filters.append(TrimFilter(reasoning.reasoning, content.content))
+        return filters
+
+    def _logprobs(self, settings: ChatSettings) -> LogprobFormatter | None:
+        if settings.logprobs is None:
+            return None
+        return LogprobFormatter(self.vocabulary, settings.logprobs, settings.return_tokens_as_token_ids)
+
+    # -- where the output begins --------------------------------------------------------------------------
+
+    def _start(self, grammar: Grammar, settings: ChatSettings, prompt: Sequence[int]) -> str:
+        """The state that the prompt leaves the model in: its last reasoning marker within the current turn."""
+        reasoning = self._reasoning
+        if reasoning is None or not grammar.open_entry:
+            return grammar.entry
+        inside = self._prompt_says(reasoning, prompt)
+        if inside is None:
+            off = any(settings.chat_template_kwargs.get(name) is False for name in reasoning.switch)
+            inside = reasoning.open_by_default and not off
+        return grammar.open_entry if inside else grammar.entry
+
+    def _prompt_says(self, reasoning: ReasoningFormat, prompt: Sequence[int]) -> bool | None:
+        added = self.vocabulary.added
+        start, end = added.get(reasoning.start), added.get(reasoning.end)
+        special = self.vocabulary.special
+        for position in range(len(prompt) - 1, -1, -1):
+            token_id = prompt[position]
+            if token_id == start:
+                return True
+            if token_id == end:
+                return False
+            # a special token that is no reasoning marker belongs to the frame of the turn
+            if token_id in special:
+                break
+        else:
+            position = -1
+        if start is not None and end is not None:
+            return None
+        tail = b"".join(map(self.vocabulary.piece, prompt[position + 1 :][-_TAIL_IDS:])).decode(errors="replace")
+        opened, closed = tail.rfind(reasoning.start), tail.rfind(reasoning.end)
+        return None if opened == closed else opened > closed
+
+    def _prime(self, joint: JointFormat, machine: Machine, prompt: Sequence[int]) -> None:
+        turn = self.vocabulary.added.get(joint.turn)
+        for position in range(len(prompt) - 1, -1, -1):
+            if prompt[position] == turn:
+                machine.prime(prompt[position + 1 :])
+                return

@@ -1,0 +1,329 @@
+"""A call written as one JSON object: ``{"name": ..., "arguments": {...}}``.
+
+Keys may come in any order and others are ignored; only the top level counts, since arguments may well have
+a key ``name`` of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from proxy.derender.parsing.arguments.json_value import ValueReader, ValueScanner, in_string, not_space
+from proxy.derender.parsing.model import Calls
+
+# A tool's name is at most 64 characters at OpenAI; anything much longer is no name.
+NAME_LIMIT = 256
+# Arguments that stand before the name have to wait for it.
+BUFFER_LIMIT = 1 << 20
+
+
+class _Buffer:
+    """Stands in for ``Calls`` while the name of the call is not known yet."""
+
+    __slots__ = ("parts", "size", "closed")
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.size = 0
+        self.closed: bool | None = None
+
+    def begin(self, name: str, call_id: str = "") -> bool:
+        return True
+
+    def arguments(self, text: str) -> None:
+        self.parts.append(text)
+        self.size += len(text)
+
+    def end(self, closed: bool) -> None:
+        self.closed = closed
+
+    def schema(self, name: str) -> dict[str, object]:
+        return {}
+
+
+# Where the object reader stands.
+_OPEN, _KEY, _KEY_TEXT, _COLON, _VALUE, _NAME, _ARGUMENTS, _SKIP, _NEXT = range(9)
+
+
+class CallReader:
+    """A call as one JSON object with a name and its arguments, in any order, other keys ignored.
+
+    ``name_keys`` and ``argument_keys``: what the keys are called. ``needs_arguments``: the object is a
+    call only once its arguments' key has been seen (for formats in which a plain JSON answer looks alike).
+    The name is said when its string has closed; arguments stream from then on.
+    """
+
+    __slots__ = (
+        "_name_keys",
+        "_argument_keys",
+        "_needs_arguments",
+        "_at",
+        "_captured",
+        "_escaped",
+        "_name",
+        "_begun",
+        "_value",
+        "_skip",
+        "_buffer",
+        "_has_arguments",
+        "done",
+        "failed",
+    )
+
+    def __init__(
+        self,
+        name_keys: tuple[str, ...] = ("name",),
+        argument_keys: tuple[str, ...] = ("arguments", "parameters"),
+        needs_arguments: bool = False,
+    ) -> None:
+        self._name_keys = name_keys
+        self._argument_keys = argument_keys
+        self._needs_arguments = needs_arguments
+        self._at = _OPEN
+        self._captured = ""  # the key or the name that is being read
+        self._escaped = False
+        self._name = ""
+        self._begun = False
+        self._value: ValueReader | None = None
+        self._skip: ValueScanner | None = None
+        self._buffer: _Buffer | None = None
+        self._has_arguments = False
+        self.done = False
+        self.failed = False
+
+    def text(self, text: str, calls: Calls) -> int:
+        at = 0
+        size = len(text)
+        while at < size and not (self.done or self.failed):
+            where = self._at
+            if where == _ARGUMENTS:
+                assert self._value is not None
+                at = self._read_arguments(text, at, calls)
+            elif where == _SKIP:
+                assert self._skip is not None
+                at = self._skip.scan(text, at)
+                if self._skip.done:
+                    self._skip = None
+                    self._at = _NEXT
+            elif where in (_KEY_TEXT, _NAME):
+                at = self._read_string(text, at, calls)
+            else:
+                match = not_space(text, at)
+                if match is None:
+                    return size
+                at = self._structure(match.group(), match.start(), calls)
+        return at
+
+    def _structure(self, char: str, at: int, calls: Calls) -> int:
+        where = self._at
+        if where == _OPEN and char == "{":
+            self._at = _KEY
+        elif where == _KEY and char == '"':
+            self._at = _KEY_TEXT
+            self._captured = ""
+        elif where in (_KEY, _NEXT) and char == "}":
+            self._close(calls)
+        elif where == _NEXT and char == ",":
+            self._at = _KEY
+        elif where == _COLON and char == ":":
+            self._at = _VALUE
+        elif where == _VALUE:
+            return self._value_begins(char, at, calls)
+        else:
+            self._fail(calls)
+            return at
+        return at + 1
+
+    def _value_begins(self, char: str, at: int, calls: Calls) -> int:
+        key = self._captured
+        self._captured = ""
+        if char in ",}]:":
+            self._fail(calls)
+        elif key in self._name_keys and not self._name:
+            if char != '"':
+                self._fail(calls)
+                return at
+            self._at = _NAME
+            return at + 1
+        elif key in self._argument_keys and not self._has_arguments:
+            self._has_arguments = True
+            self._value = ValueReader()
+            self._at = _ARGUMENTS
+            self._begin(calls)
+        else:
+            self._skip = ValueScanner()
+            self._at = _SKIP
+        return at
+
+    def _begin(self, calls: Calls) -> None:
+        """Say the name, if it is known and everything is there that makes this a call."""
+        if self._begun or not self._name or (self._needs_arguments and not self._has_arguments):
+            return
+        if not calls.begin(self._name):
+            self.failed = True
+            return
+        self._begun = True
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            for part in buffer.parts:
+                calls.arguments(part)
+
+    def _read_arguments(self, text: str, at: int, calls: Calls) -> int:
+        value = self._value
+        assert value is not None
+        if self.failed:
+            return at
+        if self._begun:
+            target: Calls = _Inner(calls)
+        else:
+            if self._buffer is None:
+                self._buffer = _Buffer()
+            target = self._buffer
+        used = value.text(text[at:] if at else text, target)
+        if value.failed or (self._buffer is not None and self._buffer.size > BUFFER_LIMIT):
+            self._fail(calls)
+        elif value.done:
+            self._value = None
+            self._at = _NEXT
+        return at + used
+
+    def _read_string(self, text: str, at: int, calls: Calls) -> int:
+        """A key or the name: to the closing quote."""
+        begin = at
+        while True:
+            if self._escaped:
+                if at >= len(text):
+                    break
+                self._escaped = False
+                at += 1
+            match = in_string(text, at)
+            if match is None:
+                at = len(text)
+                break
+            at = match.end()
+            if match.group() == '"':
+                self._captured += text[begin : at - 1]
+                self._string_ends(calls)
+                return at
+            self._escaped = True
+        self._captured += text[begin:at]
+        if len(self._captured) > NAME_LIMIT:
+            self._fail(calls)
+        return at
+
+    def _string_ends(self, calls: Calls) -> None:
+        raw = self._captured
+        if "\\" in raw:
+            try:
+                raw = json.loads(f'"{raw}"')
+            except ValueError:
+                self._fail(calls)
+                return
+        if self._at == _KEY_TEXT:
+            self._captured = raw
+            self._at = _COLON
+            return
+        self._captured = ""
+        self._at = _NEXT
+        if not raw or len(raw) > NAME_LIMIT:
+            self._fail(calls)
+            return
+        self._name = raw
+        self._begin(calls)
+
+    def _close(self, calls: Calls) -> None:
+        if not self._begun:
+            self._begin(calls)
+        if not self._begun:
+            self.failed = True
+            return
+        if not self._has_arguments:
+            calls.arguments("{}")
+        self.done = True
+        calls.end(True)
+
+    def _fail(self, calls: Calls) -> None:
+        self.failed = True
+        if self._begun:
+            self.finish(calls)
+
+    def marker(self, marker: str, calls: Calls) -> bool:
+        if self._at == _ARGUMENTS:
+            assert self._value is not None
+            if self._value.in_string:
+                self.text(marker, calls)
+                return True
+        elif self._at == _SKIP:
+            assert self._skip is not None
+            if self._skip.in_string:
+                self.text(marker, calls)
+                return True
+        return False
+
+    def finish(self, calls: Calls) -> None:
+        if not self._begun:
+            self.failed = True
+            return
+        closed = False
+        if self._value is not None and self._at == _ARGUMENTS:
+            self._value.finish(_Inner(calls))
+        elif not self._has_arguments:
+            calls.arguments("{}")
+        self.done = True
+        calls.end(closed)
+
+    def save(self) -> list[Any]:
+        return [
+            self._at,
+            self._captured,
+            self._escaped,
+            self._name,
+            self._begun,
+            None if self._value is None else self._value.save(),
+            None if self._skip is None else self._skip.save(),
+            None if self._buffer is None else "".join(self._buffer.parts),
+            self._has_arguments,
+        ]
+
+    def load(self, state: object) -> None:
+        (
+            self._at,
+            self._captured,
+            self._escaped,
+            self._name,
+            self._begun,
+            value,
+            skip,
+            buffer,
+            self._has_arguments,
+        ) = state  # type: ignore[misc]
+        if value is not None:
+            self._value = ValueReader()
+            self._value.load(value)
+        if skip is not None:
+            self._skip = ValueScanner()
+            self._skip.load(skip)
+        if buffer is not None:
+            self._buffer = _Buffer()
+            self._buffer.arguments(buffer)
+
+
+class _Inner:
+    """Passes arguments on and keeps the end of the value to itself: the object is not over yet."""
+
+    __slots__ = ("_calls", "arguments")
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self.arguments: Callable[[str], None] = calls.arguments
+
+    def begin(self, name: str, call_id: str = "") -> bool:
+        return self._calls.begin(name, call_id)
+
+    def end(self, closed: bool) -> None:
+        pass
+
+    def schema(self, name: str) -> Any:
+        return self._calls.schema(name)

@@ -1,0 +1,648 @@
+"""The scanner and state machine that runs every format.
+
+Rules, and why:
+
+1. *Tokens first.* A marker that the vocabulary has as one token is recognised by its id and by nothing
+   else: the same characters out of ordinary tokens are text. A marker that it has not is matched in the
+   text, across token borders.
+2. *Nothing depends on the cuts.* Ids are taken one at a time, or as a run where a run cannot differ: no
+   marker among them and a state without markers in the text. After n ids, state and total output are the
+   same however the ids were cut.
+3. *A marker without an entry in the current state's table is text*, unless the vocabulary calls it
+   special: special tokens are seen by no client that has not asked for them.
+4. *Held text is bounded*: the tail that can still become a marker, framing whitespace, and what a trial
+   has read.
+5. *A trial* is a call that has not been named yet, so that it may be none: what it reads is kept, and
+   read again as text of the state before once it fails. Reading again is linear: a trial that has read
+   much, or that the end of the stream leaves open, becomes text as it is, without a second look for
+   markers.
+6. *Inside a call the argument encoding decides*: whether a marker is data, where the call ends, and what
+   of it is argument.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from proxy.derender.detokenizer import Detokenizer
+from proxy.derender.parsing.events import ARGUMENTS, BROKEN, CALL, CLOSED, CONTENT, END, REASONING, Event
+from proxy.derender.parsing.model import HeadedReader, Reader, Sink, State
+from proxy.derender.vocabulary import Vocabulary
+
+# What a trial may read before it is taken for text, in characters: arguments written before the name are
+# buffered, so this bounds memory per stream.
+TRIAL_LIMIT = 1 << 20
+# Beyond this a failed trial is not looked through for markers again: keeps the work linear.
+RESCAN_LIMIT = 4096
+
+# A header that is longer is none.
+HEAD_LIMIT = 1024
+
+_SPACE = " \t\r\n"
+
+_TEXT, _MARKER, _SPECIAL = 0, 1, 2
+
+
+class CompiledState:
+    """A ``State`` with its markers sorted into those seen as tokens and those matched in the text."""
+
+    __slots__ = (
+        "name",
+        "sink",
+        "on",
+        "reader",
+        "then",
+        "otherwise",
+        "starts",
+        "trial",
+        "declared",
+        "literal",
+        "drop_if_content",
+        "headed",
+        "route",
+        "guarded",
+        "pattern",
+        "first",
+        "longest",
+        "markers",
+        "calm",
+    )
+
+    def __init__(self, name: str, state: State, vocabulary: Vocabulary) -> None:
+        self.name = name
+        self.sink = int(state.sink)
+        self.on = dict(state.on)
+        self.reader = state.reader
+        self.then = state.then
+        self.otherwise = state.otherwise
+        self.starts = dict(state.starts)
+        self.trial = state.trial
+        self.declared = state.declared
+        self.literal = state.literal
+        self.drop_if_content = state.drop_if_content
+        self.headed = state.headed
+        self.route = state.route
+        self.guarded = state.guarded
+        self.markers = tuple(sorted((m for m in state.on if m not in vocabulary.added), key=len, reverse=True))
+        self.pattern = re.compile("|".join(map(re.escape, self.markers))) if self.markers else None
+        self.first = re.compile("[" + re.escape("".join({m[0] for m in self.markers})) + "]") if self.markers else None
+        self.longest = max(map(len, self.markers), default=0)
+        # text of such a state needs no look at all
+        self.calm = self.sink <= CONTENT and not self.markers and not self.otherwise
+
+    def tail(self, text: str) -> int:
+        """Where the longest tail of ``text`` begins that can still become a marker."""
+        assert self.first is not None
+        for match in self.first.finditer(text, max(0, len(text) - self.longest + 1)):
+            rest = text[match.start() :]
+            if any(marker.startswith(rest) for marker in self.markers):
+                return match.start()
+        return len(text)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A format made ready for one vocabulary: shared by all streams that use it."""
+
+    states: Mapping[str, CompiledState]
+    marks: Mapping[int, tuple[str, bool]]  # id -> (text, special): every id that is not plain text
+    markers: frozenset[str]  # the texts of all markers of the format
+
+    @classmethod
+    def compile(cls, states: Mapping[str, State], vocabulary: Vocabulary, extra_markers: Collection[str] = ()) -> Program:
+        """``extra_markers``: those that only the readers of the format know."""
+        wanted = {marker for state in states.values() for marker in state.on} | set(extra_markers)
+        marks = {token_id: (text, False) for text, token_id in vocabulary.added.items() if text in wanted}
+        by_id = {token_id: text for text, token_id in vocabulary.added.items()}
+        for token_id in vocabulary.special:
+            marks[token_id] = (by_id.get(token_id, ""), True)
+        compiled = {name: CompiledState(name, state, vocabulary) for name, state in states.items()}
+        return cls(compiled, marks, frozenset(wanted))
+
+
+class _Trial:
+    """A call that may turn out to be none; ``opener`` is "" where a first character began it."""
+
+    __slots__ = ("origin", "opener", "special", "held", "declared", "items", "size", "tokens")
+
+    def __init__(self, origin: str, opener: str, special: bool, held: str, declared: bool) -> None:
+        self.origin = origin
+        self.opener = opener
+        self.special = special
+        self.held = held
+        self.declared = declared
+        self.items: list[tuple[int, str]] = []  # (one of _TEXT, _MARKER, _SPECIAL; its text)
+        self.size = 0
+        self.tokens = 0
+
+
+class Machine:
+    """Runs a program over the ids of one choice; ``events`` collects what it says.
+
+    ``tools`` maps the names of declared tools to the schemas of their parameters. ``show_special``: the
+    client wants special tokens as text. Also counts ``reasoning_tokens``: ids of reasoning, without
+    markers.
+    """
+
+    __slots__ = (
+        "_program",
+        "_marks",
+        "_texts",
+        "_detokenizer",
+        "_tools",
+        "_show_special",
+        "_state",
+        "_held",
+        "_held_tokens",
+        "_reader",
+        "_trial",
+        "_content_sent",
+        "_called",
+        "_head",
+        "_failures",
+        "named",
+        "events",
+        "reasoning_tokens",
+    )
+
+    def __init__(
+        self,
+        program: Program,
+        start: str,
+        vocabulary: Vocabulary,
+        detokenizer: Detokenizer,
+        tools: Mapping[str, Mapping[str, object]],
+        show_special: bool = False,
+        named: str = "",
+    ) -> None:
+        self._program = program
+        self._marks = program.marks
+        self._texts: Sequence[str | None] = vocabulary.texts if vocabulary.decode is None else ()
+        self._detokenizer = detokenizer
+        self._tools = tools
+        self._show_special = show_special
+        self._state = program.states[start]
+        self._held = ""
+        self._held_tokens = 0
+        self._reader: Reader | None = None
+        self._trial: _Trial | None = None
+        self._content_sent = False
+        self._called = False
+        self._head = ""  # text of ``Sink.HEAD`` states
+        self._failures = 0  # trials that failed so far, to notice one that fails on the way
+        self.named = named
+        self.events: list[Event] = []
+        self.reasoning_tokens = 0
+        if self._state.sink == Sink.CALL:
+            assert self._state.reader is not None
+            self._reader = self._state.reader()
+
+    @property
+    def state(self) -> str:
+        """The name of the current state, for explanations."""
+        return self._state.name
+
+    @property
+    def held(self) -> str:
+        """Text that is read but not decided, for explanations."""
+        trial = self._trial
+        if trial is None:
+            return self._held
+        return trial.held + trial.opener + "".join(text for _, text in trial.items)
+
+    # -- ids in ----------------------------------------------------------------------------------------
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Take the next ids; what they say is appended to ``events``."""
+        if len(ids) > 1:
+            state = self._state
+            if state.calm and self._trial is None and self._marks.keys().isdisjoint(ids):
+                if state.sink == REASONING:
+                    self.reasoning_tokens += len(ids)
+                text = self._detokenizer.push(ids)
+                if text:
+                    self._emit(state.sink, text)
+                return
+            for token_id in ids:
+                self.feed_one(token_id)
+            return
+        if ids:
+            self.feed_one(ids[0])
+
+    def feed_one(self, token_id: int) -> None:
+        mark = self._marks.get(token_id)
+        if mark is not None:
+            self._mark(*mark)
+            return
+        text = self._detokenizer.push((token_id,))
+        state = self._state
+        if state.sink == REASONING and self._trial is None:
+            self.reasoning_tokens += 1
+            if state.calm:
+                if text:
+                    self.events.append((REASONING, text, ""))
+                return
+            self._held_tokens += 1
+            if text:
+                self._text(text)
+            if not self._held:
+                self._held_tokens = 0
+        elif state.calm and self._trial is None:
+            if text:
+                self._content_sent = True
+                self.events.append((CONTENT, text, ""))
+        else:
+            if self._trial is not None:
+                self._trial.tokens += 1
+            if text:
+                self._text(text)
+
+    def prime(self, ids: Sequence[int]) -> None:
+        """Take ids of the prompt: they set the state and say nothing."""
+        self.feed(ids)
+        self.events.clear()
+        self.reasoning_tokens = 0
+        self._content_sent = self._called = False
+
+    def finish(self, cut: bool) -> None:
+        """The stream ends; ``cut``: by a limit and not by the model, so that an open call is no text."""
+        if self._trial is not None:
+            if cut and self._trial.opener:
+                self._trial = None
+                self._reader = None
+                return
+            self._fail_trial(literally=True)
+        state = self._state
+        if state.sink == Sink.CALL:
+            assert self._reader is not None
+            self._reader.finish(self)
+            self._reader = None
+        elif self._held:
+            if state.sink == Sink.GAP:
+                if not self._called and state.otherwise:
+                    self._emit(self._program.states[state.otherwise].sink, self._held)
+            elif state.sink <= CONTENT:
+                self._emit(state.sink, self._held)
+        head = self._head + self._held
+        if state.sink == Sink.HEAD and state.otherwise and not any(text and text in head for text, _ in self._marks.values()):
+            self._emit(self._program.states[state.otherwise].sink, head)
+        self._held = self._head = ""
+
+    # -- text and markers ------------------------------------------------------------------------------
+
+    def _emit(self, sink: int, text: str) -> None:
+        if sink == CONTENT:
+            self._content_sent = True
+        elif sink != REASONING:
+            if sink == Sink.HEAD:
+                self._head += text
+            return
+        self.events.append((sink, text, ""))
+
+    def _text(self, text: str) -> None:
+        trial = self._trial
+        if trial is not None:
+            trial.items.append((_TEXT, text))
+            trial.size += len(text)
+            if trial.size > TRIAL_LIMIT:
+                self._fail_trial(literally=True)
+                return
+        self._run(text)
+
+    def _run(self, text: str) -> None:
+        while text:
+            state = self._state
+            if state.sink == Sink.CALL:
+                text = self._read(text)
+            elif state.sink == Sink.GAP:
+                text = self._gap(state, text)
+            else:
+                text = self._scan(state, text)
+
+    def _scan(self, state: CompiledState, text: str) -> str:
+        """Text of a state with a channel (or none): look for markers; returns what is left to read."""
+        if state.otherwise and state.sink <= CONTENT:
+            return self._lead(state, self._held + text)
+        if state.pattern is None and state.sink != Sink.HEAD:
+            self._emit(state.sink, text)
+            return ""
+        if state.sink == Sink.HEAD and len(self._head) + len(text) > HEAD_LIMIT:
+            return self._overflow(state, text)
+        if self._held:
+            text = self._held + text
+            self._held = ""
+        elif state.first is None or state.first.search(text) is None:
+            self._emit(state.sink, text)
+            return ""
+        assert state.pattern is not None
+        match = state.pattern.search(text)
+        if match is not None:
+            if match.start():
+                self._emit(state.sink, text[: match.start()])
+            if state.sink == REASONING:  # the ids of the marker are none of the reasoning
+                self.reasoning_tokens -= self._held_tokens
+            self._held_tokens = 0
+            rest = text[match.end() :]
+            return self._follow(state, match.group(), False, rest)
+        keep = state.tail(text)
+        if keep:
+            self._emit(state.sink, text[:keep])
+        self._held = text[keep:]
+        return ""
+
+    def _lead(self, state: CompiledState, text: str) -> str:
+        """Text at the very beginning of a channel: whitespace, then a marker or the state that takes over."""
+        self._held = ""
+        body = text.lstrip(_SPACE)
+        match = state.pattern.match(body) if state.pattern is not None else None
+        if body and match is None and not any(marker.startswith(body) for marker in state.markers):
+            self._enter(state.otherwise)
+            return text
+        if len(body) < len(text):
+            self._emit(state.sink, text[: len(text) - len(body)])
+        if match is None:
+            self._held = body
+            return ""
+        rest = body[match.end() :]
+        if state.sink == REASONING:
+            self.reasoning_tokens -= self._held_tokens
+        self._held_tokens = 0
+        return self._follow(state, match.group(), False, rest)
+
+    def _gap(self, state: CompiledState, text: str) -> str:
+        """Framing: whitespace is held; other text begins a trial, or goes on in ``otherwise``."""
+        held = self._held + text
+        if state.pattern is not None:
+            match = state.pattern.search(held)
+            if match is not None and not held[: match.start()].strip(_SPACE):
+                self._held = ""
+                rest = held[match.end() :]
+                return self._follow(state, match.group(), False, rest)
+        body = held.lstrip(_SPACE)
+        if not body:
+            self._held = held
+            return ""
+        if state.pattern is not None and any(marker.startswith(body) for marker in state.markers):
+            self._held = held
+            return ""
+        space = held[: len(held) - len(body)]
+        self._held = ""
+        target = state.starts.get(body[0])
+        if target is not None:
+            self._begin_trial(state, "", False, space, self._program.states[target], False)
+            self._trial_text(body)
+            return body
+        if not state.otherwise:
+            return ""
+        self._enter(state.otherwise)
+        return space + body
+
+    def _overflow(self, state: CompiledState, text: str) -> str:
+        """A header without end: it is text where the state says so, else noise."""
+        if self._trial is not None:
+            self._fail_trial()
+            return ""
+        head = self._head + self._held + text
+        self._head = self._held = ""
+        if not state.otherwise:
+            return ""
+        self._enter(state.otherwise)
+        return head
+
+    def _trial_text(self, text: str) -> None:
+        if self._trial is not None and text:
+            self._trial.items.append((_TEXT, text))
+            self._trial.size += len(text)
+
+    def _read(self, text: str) -> str:
+        """Text of a call: its reader takes what is its own; returns what is left to read."""
+        reader = self._reader
+        assert reader is not None
+        used = reader.text(text, self)
+        if reader.failed and self._trial is not None:
+            self._fail_trial()
+            return ""
+        if reader.done or reader.failed:
+            self._enter(self._state.then)
+            return text[used:]
+        return ""
+
+    def _mark(self, marker: str, special: bool) -> None:
+        broken_off = self._detokenizer.break_off()
+        if broken_off:
+            self._text(broken_off)
+        self._marker(marker, special)
+
+    def _marker(self, marker: str, special: bool) -> None:
+        trial = self._trial
+        if trial is not None:
+            trial.items.append((_SPECIAL if special else _MARKER, marker))
+            trial.size += len(marker)
+            trial.tokens += 1
+            if trial.size > TRIAL_LIMIT:
+                self._fail_trial(literally=True)
+                return
+        while self._state.sink == Sink.CALL:
+            reader = self._reader
+            assert reader is not None
+            taken = reader.marker(marker, self)
+            if reader.failed and self._trial is not None:
+                self._fail_trial()
+                return
+            if reader.done or reader.failed:
+                self._enter(self._state.then)
+            if taken:
+                return
+            if reader.done or reader.failed:
+                continue
+            if self._trial is not None:
+                self._fail_trial()
+                return
+            reader.finish(self)
+            self._enter(self._state.then)
+        state = self._state
+        if marker in state.on:
+            if state.sink != Sink.GAP and self._held:
+                held, self._held = self._held, ""
+                self._emit(state.sink, held)
+                self._held_tokens = 0
+            self._follow(state, marker, special, "")
+        elif special and not state.literal and not self._show_special:
+            return
+        elif state.sink == Sink.GAP:
+            if state.otherwise:
+                held, self._held = self._held, ""
+                self._enter(state.otherwise)
+                self._literal(held + marker)
+        elif state.sink <= CONTENT:
+            if state.otherwise:
+                self._enter(state.otherwise)
+            self._literal(marker)
+            if state.sink == REASONING:
+                self.reasoning_tokens += 1
+        elif state.sink == Sink.HEAD:
+            self._literal(marker)
+
+    def _literal(self, text: str) -> None:
+        """Text that is not looked through for markers."""
+        if self._held:
+            text = self._held + text
+            self._held = ""
+        self._emit(self._state.sink, text)
+
+    # -- transitions -----------------------------------------------------------------------------------
+
+    def _follow(self, state: CompiledState, marker: str, special: bool, rest: str) -> str:
+        """Take the transition of ``marker``; returns what of ``rest``, the text behind it, is still to be read."""
+        target = self._program.states[state.on[marker]]
+        guarded = marker in state.guarded
+        if self._trial is None and (target.trial or guarded):
+            held = self._held if state.sink == Sink.GAP else ""
+            self._begin_trial(state, marker, special, held, target, guarded)
+            self._trial_text(rest)
+            return rest
+        failures = self._failures
+        self._enter(target.name)
+        # a trial that failed has read all it had again, ``rest`` with it
+        return rest if failures == self._failures else ""
+
+    def _enter(self, name: str) -> None:
+        state = self._program.states[name]
+        if state.route is not None:
+            state = self._program.states[state.route(self._head)]
+        if state.drop_if_content and self._content_sent:
+            state = self._program.states[state.otherwise]
+        if self._state.sink == Sink.GAP:
+            self._held = ""
+        head, self._head = self._head, ""
+        self._state = state
+        self._reader = None
+        if state.reader is not None:
+            self._reader = state.reader()
+            if state.headed:
+                cast(HeadedReader, self._reader).head(head, self)
+        if self._trial is not None and state.sink <= CONTENT:
+            self._fail_trial()
+
+    def _begin_trial(
+        self, state: CompiledState, opener: str, special: bool, held: str, target: CompiledState, guarded: bool
+    ) -> None:
+        self._held = ""
+        self._trial = _Trial(state.name, opener, special, held, target.declared or guarded)
+        self._enter(target.name)
+
+    def _fail_trial(self, literally: bool = False) -> None:
+        """It was no call: what it read is text of the state before."""
+        trial = self._trial
+        assert trial is not None
+        self._trial = None
+        self._failures += 1
+        self._reader = None
+        self._held = self._head = ""
+        self._held_tokens = 0
+        origin = self._program.states[trial.origin]
+        if origin.sink == REASONING:
+            self.reasoning_tokens += trial.tokens + (1 if trial.opener else 0)
+        again = not literally and trial.size <= RESCAN_LIMIT
+        if origin.sink == Sink.GAP or origin.otherwise:
+            origin = self._program.states[origin.otherwise]
+        while origin.sink == Sink.GAP and (trial.opener or not again):
+            origin = self._program.states[origin.otherwise]
+        self._state = origin
+        if origin.sink == Sink.GAP:
+            self._held = trial.held
+        elif trial.held:
+            self._emit(origin.sink, trial.held)
+        if trial.opener and not (trial.special and not origin.literal and not self._show_special):
+            self._emit(origin.sink, trial.opener)
+        counted = self.reasoning_tokens
+        for kind, text in trial.items:
+            if not again:
+                if kind != _SPECIAL or origin.literal or self._show_special:
+                    self._emit(self._state.sink, text)
+            elif kind == _TEXT:
+                self._text(text)
+            else:
+                self._marker(text, kind == _SPECIAL)
+        self.reasoning_tokens = counted if origin.sink == REASONING else self.reasoning_tokens
+
+    # -- what readers say (``Calls``) --------------------------------------------------------------------
+
+    def begin(self, name: str, call_id: str = "") -> bool:
+        if self._trial is not None:
+            if self._trial.declared and name not in self._tools:
+                return False
+            self._trial = None
+        self._called = True
+        self.events.append((CALL, name, call_id))
+        return True
+
+    def arguments(self, text: str) -> None:
+        self.events.append((ARGUMENTS, text, ""))
+
+    def end(self, closed: bool) -> None:
+        self.events.append((END, "", CLOSED if closed else BROKEN))
+
+    def schema(self, name: str) -> Mapping[str, object]:
+        return self._tools.get(name, {})
+
+    # -- snapshots ---------------------------------------------------------------------------------------
+
+    def save(self) -> list[Any]:
+        """The machine's state as plain data (strings, numbers, lists); ``events`` must be empty."""
+        trial = self._trial
+        return [
+            self._state.name,
+            self._held,
+            self._held_tokens,
+            self._content_sent,
+            self._called,
+            self.reasoning_tokens,
+            self._head,
+            None
+            if trial is None
+            else [
+                trial.origin,
+                trial.opener,
+                trial.special,
+                trial.held,
+                trial.declared,
+                [list(item) for item in trial.items],
+                trial.tokens,
+            ],
+            None if self._reader is None else self._reader.save(),
+            self._detokenizer.save(),
+        ]
+
+    def load(self, saved: list[Any]) -> None:
+        """Become what ``save`` described. Raises KeyError, ValueError or TypeError for anything else."""
+        (
+            name,
+            self._held,
+            self._held_tokens,
+            self._content_sent,
+            self._called,
+            self.reasoning_tokens,
+            self._head,
+            trial,
+            reader,
+            text,
+        ) = saved
+        self._state = self._program.states[name]
+        self._trial = None
+        if trial is not None:
+            origin, opener, special, held, declared, items, tokens = trial
+            self._trial = _Trial(origin, opener, special, held, declared)
+            self._trial.items = [(int(kind), str(item)) for kind, item in items]
+            self._trial.size = sum(len(item) for _, item in self._trial.items)
+            self._trial.tokens = tokens
+        self._reader = None
+        if reader is not None:
+            if self._state.reader is None:
+                raise ValueError("no reader in this state")
+            self._reader = self._state.reader()
+            self._reader.load(reader)
+        self._detokenizer.load(text)

@@ -1,0 +1,190 @@
+"""Formats by name, and how a reasoning format and a tool format become one state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from proxy.derender.parsing.arguments.json_call import CallReader
+from proxy.derender.parsing.arguments.json_list import ListReader, NamedReader
+from proxy.derender.parsing.model import Sink, State
+
+
+class UnknownFormat(ValueError):
+    """A parser name that no format has; the message lists those there are."""
+
+
+@dataclass(frozen=True)
+class Trim:
+    """What ``--framing-whitespace trim`` drops of a family: whitespace that frames and is not content.
+
+    ``reasoning``: at both ends of the reasoning. ``content``: between reasoning, content and calls.
+    """
+
+    reasoning: bool = True
+    content: bool = True
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """A region of reasoning between two markers, in front of everything else.
+
+    ``open_by_default``: where the prompt does not say, the output begins inside. ``switch``: names of
+    ``chat_template_kwargs`` that turn reasoning off with a false value. ``ends_with_call``: a call that
+    begins inside ends the reasoning, as long as it names a declared tool.
+    """
+
+    names: tuple[str, ...]
+    start: str
+    end: str
+    open_by_default: bool
+    switch: tuple[str, ...] = ()
+    ends_with_call: bool = False
+    literal: bool = False
+    trim: Trim = field(default_factory=Trim)
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family writes tool calls: ``states`` from ``entry`` on, with ``content`` among them.
+
+    ``ends_reasoning``: markers that can end open reasoning. ``markers``: those that only the readers know.
+    ``id_shape``: what the family's template wants tool-call ids to look like (``tool_ids``).
+    """
+
+    names: tuple[str, ...]
+    states: Mapping[str, State]
+    entry: str = "content"
+    ends_reasoning: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    id_shape: str = "vllm"
+    trim: Trim = field(default_factory=Trim)
+
+
+@dataclass(frozen=True)
+class JointFormat:
+    """A family whose reasoning and calls are one format; ``reasoning_names`` / ``tool_names`` both select it.
+
+    ``turn``: the marker that begins the model's turn in the prompt; what follows it there is read by the
+    machine from state ``primed``, to find the state that the output begins in (``entry`` without one).
+    ``without_tools``: states that replace others where the request allows no calls.
+    """
+
+    reasoning_names: tuple[str, ...]
+    tool_names: tuple[str, ...]
+    states: Mapping[str, State]
+    entry: str
+    turn: str
+    primed: str
+    without_tools: Mapping[str, State] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
+    id_shape: str = "vllm"
+    trim: Trim = field(default_factory=lambda: Trim(reasoning=False, content=False))
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What a stream is parsed by: states, where it begins, and where it begins inside reasoning."""
+
+    states: Mapping[str, State]
+    entry: str
+    open_entry: str = ""
+    markers: tuple[str, ...] = ()
+
+
+PLAIN = ToolFormat(names=(), states={"content": State(Sink.CONTENT)}, trim=Trim(reasoning=False, content=False))
+
+
+def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = "") -> Grammar:
+    """One grammar of both. ``forced``: "required" or "named", where plain JSON is a call as well."""
+    states = dict(tools.states)
+    entry = tools.entry
+    if forced:
+        states.update(_forced(entry, forced))
+        entry = "forced"
+    if reasoning is None:
+        return Grammar(states, entry, markers=tools.markers)
+    ends = {reasoning.end: entry}
+    guarded: frozenset[str] = frozenset()
+    # a second end marker is swallowed wherever text is content
+    for name, state in tools.states.items():
+        if state.sink in (Sink.CONTENT, Sink.GAP) and reasoning.end not in state.on:
+            states[name] = replace(state, on={**state.on, reasoning.end: name})
+    if forced:
+        for name in ("forced", "forced_object"):
+            if name in states:
+                states[name] = replace(states[name], on={**states[name].on, reasoning.end: name})
+    if reasoning.ends_with_call:
+        first = tools.states[tools.entry]
+        guarded = frozenset(tools.ends_reasoning)
+        ends.update({marker: first.on[marker] for marker in guarded})
+    begin = states[entry]
+    states["begin"] = replace(
+        begin, on={**begin.on, reasoning.start: "reasoning"}, otherwise=begin.otherwise or entry
+    )
+    inside = State(Sink.REASONING, on=ends, literal=reasoning.literal, guarded=guarded)
+    states["reasoning"] = inside
+    states["reasoning_begins"] = replace(inside, on={**ends, reasoning.start: "reasoning"}, otherwise="reasoning")
+    return Grammar(states, "begin", "reasoning_begins", tools.markers)
+
+
+def _forced(entry: str, forced: str) -> dict[str, State]:
+    """Plain JSON at the very beginning of the answer: an array of calls, one call, or its arguments."""
+    if forced == "named":
+        return {
+            "forced": State(Sink.GAP, starts={"{": "forced_named", "[": "forced_list"}, otherwise=entry),
+            "forced_named": State(Sink.CALL, reader=NamedReader, then=entry, trial=True),
+            "forced_list": _list(entry),
+        }
+    return {
+        "forced": State(Sink.GAP, starts={"[": "forced_list", "{": "forced_object"}, otherwise=entry),
+        "forced_list": _list(entry),
+        "forced_object": State(
+            Sink.CALL, reader=partial(CallReader, needs_arguments=True), then=entry, trial=True, declared=True
+        ),
+    }
+
+
+def _list(entry: str) -> State:
+    return State(Sink.CALL, reader=partial(ListReader, needs_arguments=True), then=entry, trial=True, declared=True)
+
+
+class Registry:
+    """The formats that there are, by vLLM's parser names."""
+
+    def __init__(self) -> None:
+        self.reasoning: dict[str, ReasoningFormat | JointFormat] = {}
+        self.tools: dict[str, ToolFormat | JointFormat] = {}
+
+    def add(self, *formats: ReasoningFormat | ToolFormat | JointFormat) -> None:
+        for item in formats:
+            if isinstance(item, JointFormat):
+                self.reasoning.update(dict.fromkeys(item.reasoning_names, item))
+                self.tools.update(dict.fromkeys(item.tool_names, item))
+            elif isinstance(item, ReasoningFormat):
+                self.reasoning.update(dict.fromkeys(item.names, item))
+            else:
+                self.tools.update(dict.fromkeys(item.names, item))
+
+    def find_reasoning(self, name: str) -> ReasoningFormat | JointFormat:
+        """Raises UnknownFormat."""
+        if name not in self.reasoning:
+            raise UnknownFormat(f"unknown reasoning parser {name!r}; there are: {', '.join(sorted(self.reasoning))}")
+        return self.reasoning[name]
+
+    def find_tools(self, name: str) -> ToolFormat | JointFormat:
+        """Raises UnknownFormat."""
+        if name not in self.tools:
+            raise UnknownFormat(f"unknown tool call parser {name!r}; there are: {', '.join(sorted(self.tools))}")
+        return self.tools[name]
+
+
+def builtin() -> Registry:
+    """A registry with every format of this package."""
+    from proxy.derender.parsing.formats import deepseek, harmony, llama, qwen
+
+    registry = Registry()
+    for module in (qwen, deepseek, llama, harmony):
+        registry.add(*module.FORMATS)
+    return registry

@@ -1,0 +1,144 @@
+"""The two knobs, as filters behind the parser's events.
+
+``TrimFilter`` (``--framing-whitespace trim``) drops whitespace that frames reasoning, content and calls;
+``CompleteFilter`` (``--tool-call-streaming complete``) sends a call once, when it has closed and is a JSON
+object, and never an open or a broken one. Both keep plain data as state and depend on the events alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from proxy.derender.parsing.events import ARGUMENTS, CALL, CLOSED, CONTENT, END, REASONING, Event
+
+
+class Filter(Protocol):
+    def apply(self, events: Iterable[Event]) -> list[Event]: ...
+
+    def finish(self) -> list[Event]: ...
+
+    def save(self) -> Any: ...
+
+    def load(self, state: Any) -> None: ...
+
+
+class TrimFilter:
+    """Holds whitespace until it is known whether it is inside a channel's text or at its border.
+
+    Whitespace at the end of the answer belongs to the content in front of it, if there is any.
+    """
+
+    __slots__ = ("_reasoning", "_content", "_space", "_channel", "_fresh", "_framed")
+
+    def __init__(self, reasoning: bool, content: bool) -> None:
+        self._reasoning = reasoning
+        self._content = content
+        self._space = ""  # whitespace held
+        self._channel = -1  # the kind of the last event
+        self._fresh = True  # nothing but whitespace since the channel began
+        self._framed = False  # reasoning or a call came before: whitespace in front of content is framing
+
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            kind, text, _ = event
+            if kind == REASONING or kind == CONTENT:
+                self._text(kind, text, out)
+            else:
+                if kind == CALL:
+                    self._switch(CALL, out)
+                    self._framed = True
+                out.append(event)
+        return out
+
+    def _switch(self, kind: int, out: list[Event]) -> None:
+        """Another channel begins: whitespace held at the end of the last one is framing, or it is sent."""
+        if kind == self._channel:
+            return
+        if self._space and not self._trims(self._channel):
+            out.append((self._channel, self._space, ""))
+        self._space = ""
+        if self._channel == REASONING:
+            self._framed = True
+        self._channel = kind
+        self._fresh = True
+
+    def _trims(self, kind: int) -> bool:
+        return self._reasoning if kind == REASONING else self._content
+
+    def _text(self, kind: int, text: str, out: list[Event]) -> None:
+        self._switch(kind, out)
+        if not self._trims(kind):
+            out.append((kind, text, ""))
+            return
+        if self._fresh and (kind == REASONING or self._framed):
+            text = text.lstrip()
+            if not text:
+                return
+        body = text.rstrip()
+        if not body:
+            self._space += text
+            return
+        self._fresh = False
+        out.append((kind, self._space + body, ""))
+        self._space = text[len(body) :]
+
+    def finish(self) -> list[Event]:
+        space, self._space = self._space, ""
+        if space and self._channel == CONTENT and not (self._framed and self._fresh):
+            return [(CONTENT, space, "")]
+        return []
+
+    def save(self) -> Any:
+        return [self._space, self._channel, self._fresh, self._framed]
+
+    def load(self, state: Any) -> None:
+        self._space, self._channel, self._fresh, self._framed = state
+
+
+class CompleteFilter:
+    """Buffers a call from its beginning to its end; other events that come meanwhile go on."""
+
+    __slots__ = ("_call", "_parts")
+
+    def __init__(self) -> None:
+        self._call: tuple[str, str] | None = None
+        self._parts: list[str] = []
+
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            kind, text, extra = event
+            if kind == CALL:
+                self._call, self._parts = (text, extra), []
+            elif kind == ARGUMENTS and self._call is not None:
+                self._parts.append(text)
+            elif kind == END and self._call is not None:
+                arguments = "".join(self._parts)
+                if extra == CLOSED and _is_object(arguments):
+                    out += [(CALL, *self._call), (ARGUMENTS, arguments, ""), event]
+                self._call, self._parts = None, []
+            else:
+                out.append(event)
+        return out
+
+    def finish(self) -> list[Event]:
+        self._call, self._parts = None, []
+        return []
+
+    def save(self) -> Any:
+        return [None if self._call is None else list(self._call), "".join(self._parts)]
+
+    def load(self, state: Any) -> None:
+        call, arguments = state
+        self._call = None if call is None else (call[0], call[1])
+        self._parts = [arguments] if arguments else []
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
