@@ -93,6 +93,7 @@ def _check_id_list(ids: list[Any], path: str) -> None:
 
 def check_generation(request: GenerationFields, limits: Limits) -> None:
     """Everything that chat and text completions have in common and that needs no model."""
+    _check_int64(request)
     _check_sampling(request, limits)
     _check_strings(request, limits)
     for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
@@ -100,7 +101,6 @@ def check_generation(request: GenerationFields, limits: Limits) -> None:
     if request.allowed_token_ids is not None and not request.allowed_token_ids:
         raise vllm_error("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
     _check_logit_bias(request.logit_bias)
-    _check_int64(request)
     if request.stream_options and not request.stream:
         raise vllm_error("Stream options can only be defined when `stream=True`.", "stream_options")
     if (prompt_logprobs := request.prompt_logprobs) is not None:
@@ -201,9 +201,14 @@ def _check_logit_bias(bias: dict[str, float] | None) -> None:
     invalid = [key for key in bias if not _ID.fullmatch(key)]
     if invalid:
         raise RequestError(
-            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {invalid[:8]!r}",
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {_shown(invalid)}",
             param="logit_bias",
         )
+
+
+def _shown(values: list[str]) -> str:
+    """The first few of what a client sent, cut to a length fit for a message."""
+    return repr([value[:40] for value in values[:8]])
 
 
 def _check_int64(request: GenerationFields) -> None:

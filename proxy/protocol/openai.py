@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Prompts = list[str] | list[list[int]]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -147,7 +146,7 @@ class ChatCompletionRequest(GenerationFields, kw_only=True):
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
-    """``POST /v1/completions``. ``prompts`` is ``prompt`` as a list of texts or of id lists, one per prompt."""
+    """``POST /v1/completions``. ``prompts`` is ``prompt`` as a list of texts or of id lists (ints), one per prompt."""
 
     prompt: str | list[Any] | None = None
     suffix: str | None = None
@@ -155,7 +154,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: int | None = None
     add_special_tokens: bool = True
     return_token_offsets: bool | None = False
-    prompts: Prompts = []
+    prompts: list[Any] = []  # of str, or of list[int]
 
     @property
     def output_limit(self) -> int:

@@ -81,6 +81,13 @@ class Harmony:
     def _message(self, role: Any, content: Any) -> Any:
         return self._lib.Message.from_role_and_content(role, content)
 
+    def _parts(self, role: Any, message: dict[str, Any]) -> Any:
+        """Each part is tokenized by itself, as harmony does."""
+        content = message.get("content") or ""
+        parts = [content] if isinstance(content, str) else content
+        texts = [part if isinstance(part, str) else part.get("text") or "" for part in parts]
+        return self._lib.Message.from_role_and_contents(role, [self._lib.TextContent(text=text) for text in texts])
+
     def _system(self, effort: str | None) -> Any:
         content = self._lib.SystemContent.new()
         if effort is not None:
@@ -117,7 +124,7 @@ class Harmony:
             return [said.with_channel("commentary").with_recipient("assistant")]
         if role == "assistant":
             return self._assistant(message, text)
-        return [self._message(self._lib.Role.USER, text or "")]
+        return [self._parts(self._lib.Role.USER, message)]
 
     def _assistant(self, message: dict[str, Any], text: str | None) -> list[Any]:
         assistant = self._lib.Role.ASSISTANT
@@ -127,7 +134,7 @@ class Harmony:
         calls = message.get("tool_calls")
         thought = [self._message(assistant, reasoning).with_channel("analysis")] if reasoning else []
         if not calls:
-            return thought + ([self._message(assistant, text).with_channel("final")] if text else [])
+            return thought + ([self._parts(assistant, message).with_channel("final")] if text else [])
         turns = [self._message(assistant, text).with_channel("commentary")] if text else []
         turns += thought
         for call in calls:

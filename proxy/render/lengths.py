@@ -14,7 +14,8 @@ class Lengths:
     """Of one request. ``max_model_len`` None: not known yet, so the engine has to check.
 
     ``output_limit`` is what the request asks for (None: as much as fits), named by ``output_param``.
-    ``truncate``: keep that many prompt tokens, -1 as many as leave room for one; ``side`` None is the tokenizer's.
+    ``truncate``: keep that many prompt tokens, -1 as many as leave room for one. ``side`` is the one that is cut:
+    right keeps the first tokens; None is the left, sparing the special tokens that a tokenizer adds.
     """
 
     max_model_len: int | None
@@ -67,8 +68,7 @@ class Lengths:
                 "input_text",
                 len(text),
             )
-        side = self.side or model.tokenizer.truncation_side
-        return text[-longest:] if side == "left" else text[:longest]
+        return text[:longest] if self.side == "right" else text[-longest:]
 
     def encode(self, text: str, model: Model, *, add_special_tokens: bool) -> list[int]:
         """Token ids of ``text``, truncated if asked for, checked against the context length."""
@@ -77,35 +77,33 @@ class Lengths:
         kept = self.keep()
         if kept is not None and len(ids) > kept:
             if self.side is None and add_special_tokens:
-                return self._around_text(ids, model.encode(text, add_special_tokens=False), kept, model)
-            return self._cut(ids, kept, model)
+                return self._around_text(ids, model.encode(text, add_special_tokens=False), kept)
+            return self._cut(ids, kept)
         limit = self.max_model_len
         if limit is not None and len(ids) > limit:
             # vLLM stops tokenizing one token past the limit and says so
             raise _too_long(limit, limit + 1)
         return ids
 
-    def given(self, ids: list[int], model: Model) -> list[int]:
+    def given(self, ids: list[int]) -> list[int]:
         """A prompt that came as ids: truncated if asked for, checked against the context length."""
         kept = self.keep()
         if kept is not None and len(ids) > kept:
-            return self._cut(ids, kept, model)
+            return self._cut(ids, kept)
         if self.max_model_len is not None and len(ids) > self.max_model_len:
             raise _too_long(self.max_model_len, len(ids))
         return ids
 
-    def _cut(self, ids: list[int], kept: int, model: Model) -> list[int]:
-        if (self.side or model.tokenizer.truncation_side) == "left":
-            return ids[len(ids) - kept :]
-        return ids[:kept]
+    def _cut(self, ids: list[int], kept: int) -> list[int]:
+        return ids[:kept] if self.side == "right" else ids[len(ids) - kept :]
 
-    def _around_text(self, ids: list[int], plain: list[int], kept: int, model: Model) -> list[int]:
-        """Truncation on the tokenizer's own side spares the special tokens around the text."""
+    def _around_text(self, ids: list[int], plain: list[int], kept: int) -> list[int]:
+        """``ids`` with ``plain``, the text's own tokens, cut so that the special ones around them stay."""
         added = len(ids) - len(plain)
         start = next((at for at in range(added + 1) if ids[at : at + len(plain)] == plain), None)
         if start is None or kept <= added:
-            return self._cut(ids, kept, model)
-        return [*ids[:start], *self._cut(plain, kept - added, model), *ids[start + len(plain) :]]
+            return self._cut(ids, kept)
+        return [*ids[:start], *self._cut(plain, kept - added), *ids[start + len(plain) :]]
 
     def max_tokens(self, prompt_tokens: int, default: int | None, cap: int | None) -> int | None:
         """How many tokens may be generated after ``prompt_tokens``; None: not known here.

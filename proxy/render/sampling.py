@@ -62,7 +62,8 @@ class Bounds:
         """Ids of the vocabulary only; ``shown`` names them in the message."""
         if ids and max(ids) >= self.vocab_size:
             index = next(i for i, value in enumerate(ids) if value >= self.vocab_size)
-            bad = [value for value in ids if value >= self.vocab_size][:8]
+            # a number of thousands of digits has no place in a message, nor can Python print it
+            bad = [value for value in ids if self.vocab_size <= value < 2**63][:8]
             raise self._out_of_vocabulary(bad, shown or param, f"{param}[{index}]")
 
     def _out_of_vocabulary(self, ids: list[int], name: str, param: str) -> RequestError:
@@ -123,7 +124,7 @@ def mapped(
     optional: dict[str, Any] = {
         "watermarking": request.watermarking,
         "seed": None if request.seed == -1 else request.seed,
-        "stop": list(request.stop_strings),
+        "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
         "stop_token_ids": list(dict.fromkeys(request.stop_token_ids or ())),
         "ignore_eos": request.ignore_eos or None,
         "max_tokens": max_tokens,
