@@ -77,7 +77,8 @@ class Derenderer:
     ) -> ChatStream:
         """A stream for choice ``index`` of a chat answer."""
         prompt = prompt_token_ids or ()
-        allowed = settings.tools_allowed and (self._joint is not None or self._tools is not None or settings.forced != "")
+        reads_calls = self._joint is not None or self._tools is not None or bool(settings.forced)
+        allowed = settings.tools_allowed and reads_calls
         grammar, program = self._program(allowed, settings.forced)
         show_special = not settings.skip_special_tokens
         machine = Machine(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from proxy.derender.vocabulary import Vocabulary
 
@@ -30,9 +30,9 @@ class Detokenizer(Protocol):
     def break_off(self) -> str:
         """An id that is not text follows: what is pending can no longer become a character."""
 
-    def save(self) -> object: ...
+    def save(self) -> Any: ...
 
-    def load(self, state: object) -> None: ...
+    def load(self, state: Any) -> None: ...
 
 
 class ByteDetokenizer:
@@ -71,11 +71,11 @@ class ByteDetokenizer:
         self.pending = b""
         return text
 
-    def save(self) -> object:
+    def save(self) -> Any:
         return [self.pending, self._strip]
 
-    def load(self, state: object) -> None:
-        self.pending, self._strip = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        self.pending, self._strip = state
 
 
 class WindowDetokenizer:
@@ -113,11 +113,11 @@ class WindowDetokenizer:
         self._read = len(self._ids)
         return text
 
-    def save(self) -> object:
+    def save(self) -> Any:
         return [self._ids, self._read]
 
-    def load(self, state: object) -> None:
-        ids, self._read = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        ids, self._read = state
         self._ids = list(ids)
 
 

@@ -32,9 +32,7 @@ class LogprobFormatter:
         return LogprobEntry(token, max(logprob.logprob, FLOOR), data, top)
 
     def entries(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> list[LogprobEntry]:
-        return [
-            self.entry(token_id, logprobs[n] if n < len(logprobs) else None) for n, token_id in enumerate(ids)
-        ]
+        return [self.entry(token_id, logprobs[n] if n < len(logprobs) else None) for n, token_id in enumerate(ids)]
 
     def _candidate(self, token_id: int, logprob: float) -> LogprobCandidate:
         token, data = self._token(token_id)

@@ -51,7 +51,7 @@ class ChatSettings:
 
     @property
     def forced(self) -> str:
-        """"named" or "required" where the request forces a call, else ""."""
+        """ "named" or "required" where the request forces a call, else ""."""
         if not self.tools_allowed:
             return ""
         if self.named_tool:

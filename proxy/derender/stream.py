@@ -287,6 +287,8 @@ class ChatStream:
             self._calls,
             self._muted,
             self._ended,
+            self.finished,
+            self.stopped,
             self.completion_tokens,
         ]
 
@@ -295,7 +297,8 @@ class ChatStream:
 
         Raises KeyError, TypeError or ValueError for data that no stream of this request can have saved.
         """
-        machine, filters, held, self._calls, self._muted, self._ended, self.completion_tokens = saved
+        machine, filters, held, self._calls, self._muted, self._ended, self.finished, self.stopped, tokens = saved
+        self.completion_tokens = tokens
         self._machine.load(machine)
         for item, state in zip(self._filters, filters, strict=True):
             item.load(state)

@@ -112,9 +112,9 @@ class Program:
     markers: frozenset[str]  # the texts of all markers of the format
 
     @classmethod
-    def compile(cls, states: Mapping[str, State], vocabulary: Vocabulary, extra_markers: Collection[str] = ()) -> Program:
-        """``extra_markers``: those that only the readers of the format know."""
-        wanted = {marker for state in states.values() for marker in state.on} | set(extra_markers)
+    def compile(cls, states: Mapping[str, State], vocabulary: Vocabulary, more: Collection[str] = ()) -> Program:
+        """``more``: markers that only the readers of the format know."""
+        wanted = {marker for state in states.values() for marker in state.on} | set(more)
         marks = {token_id: (text, False) for text, token_id in vocabulary.added.items() if text in wanted}
         by_id = {token_id: text for text, token_id in vocabulary.added.items()}
         for token_id in vocabulary.special:
@@ -287,7 +287,7 @@ class Machine:
             elif state.sink <= CONTENT:
                 self._emit(state.sink, self._held)
         head = self._head + self._held
-        if state.sink == Sink.HEAD and state.otherwise and not any(text and text in head for text, _ in self._marks.values()):
+        if state.sink == Sink.HEAD and state.otherwise and not any(m in head for m in self._program.markers):
             self._emit(self._program.states[state.otherwise].sink, head)
         self._held = self._head = ""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Sink(IntEnum):
@@ -60,9 +60,9 @@ class Reader(Protocol):
     def finish(self, calls: Calls) -> None:
         """The stream ends, or an unexpected marker ends the call."""
 
-    def save(self) -> object: ...
+    def save(self) -> Any: ...
 
-    def load(self, state: object) -> None: ...
+    def load(self, state: Any) -> None: ...
 
 
 class HeadedReader(Reader, Protocol):
@@ -77,14 +77,15 @@ class State:
 
     ``on``: marker to next state; a marker without an entry is text. ``reader`` and ``then``: for
     ``Sink.CALL``, what reads the call and the state after it. ``otherwise``: for ``Sink.GAP``, the state
-    that other text leads to (whitespace held so far goes with it); for other sinks, the state that takes
-    over at the first text that is not whitespace. ``starts``: for ``Sink.GAP``, first character of other
-    text to a state that is tried first. ``trial``: a call that begins here counts only once its reader has
-    named it; until then everything can still turn out to be text of the state before. ``declared``: and
-    only a tool that the request declares can be named. ``literal``: markers without an entry are text even
-    where the vocabulary calls them special. ``guarded``: markers that begin a trial from here, of declared tools only. ``headed``: the reader is a ``HeadedReader``. ``route``: this state is
-    only passed through: the header decides which state comes next. ``drop_if_content``: for ``Sink.GAP``, skip to ``otherwise``
-    at once where content was sent before.
+    that other text leads to (whitespace held so far goes with it); for ``Sink.HEAD``, the state whose text a
+    header is that never ends; for channels, the state that takes over at the first text that is not
+    whitespace. ``starts``: for ``Sink.GAP``, first character of other text to a state that is tried first.
+    ``trial``: a call that begins here counts only once its reader has named it; until then everything can
+    still turn out to be text of the state before. ``declared``: and only a tool that the request declares
+    can be named. ``guarded``: markers that begin a trial from here, of declared tools only. ``literal``:
+    markers without an entry are text even where the vocabulary calls them special. ``headed``: the reader is
+    a ``HeadedReader``. ``route``: this state is only passed through: the header decides which state comes
+    next. ``drop_if_content``: for ``Sink.GAP``, skip to ``otherwise`` at once where content was sent before.
     """
 
     sink: Sink

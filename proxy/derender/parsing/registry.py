@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from proxy.derender.parsing.arguments.json_call import CallReader
 from proxy.derender.parsing.arguments.json_list import ListReader, NamedReader
@@ -120,9 +122,7 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
         guarded = frozenset(tools.ends_reasoning)
         ends.update({marker: first.on[marker] for marker in guarded})
     begin = states[entry]
-    states["begin"] = replace(
-        begin, on={**begin.on, reasoning.start: "reasoning"}, otherwise=begin.otherwise or entry
-    )
+    states["begin"] = replace(begin, on={**begin.on, reasoning.start: "reasoning"}, otherwise=begin.otherwise or entry)
     inside = State(Sink.REASONING, on=ends, literal=reasoning.literal, guarded=guarded)
     states["reasoning"] = inside
     states["reasoning_begins"] = replace(inside, on={**ends, reasoning.start: "reasoning"}, otherwise="reasoning")
@@ -180,11 +180,12 @@ class Registry:
         return self.tools[name]
 
 
+@cache
 def builtin() -> Registry:
-    """A registry with every format of this package."""
-    from proxy.derender.parsing.formats import deepseek, harmony, llama, qwen
+    """A registry with every format of this package: each module in ``formats`` lists its own as ``FORMATS``."""
+    from proxy.derender.parsing import formats
 
     registry = Registry()
-    for module in (qwen, deepseek, llama, harmony):
-        registry.add(*module.FORMATS)
+    for module in sorted(found.name for found in pkgutil.iter_modules(formats.__path__)):
+        registry.add(*importlib.import_module(f"{formats.__name__}.{module}").FORMATS)
     return registry

@@ -62,8 +62,8 @@ class HeadedReader:
     def save(self) -> Any:
         return [self.failed, self._value.save()]
 
-    def load(self, state: object) -> None:
-        self.failed, value = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        self.failed, value = state
         self._value.load(value)
 
 
@@ -119,6 +119,6 @@ class FencedReader(HeadedReader):
     def save(self) -> Any:
         return [super().save(), self._line, self._fenced]
 
-    def load(self, state: object) -> None:
-        value, self._line, self._fenced = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        value, self._line, self._fenced = state
         super().load(value)

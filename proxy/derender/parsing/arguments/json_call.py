@@ -7,7 +7,6 @@ a key ``name`` of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from proxy.derender.parsing.arguments.json_value import ValueReader, ValueScanner, in_string, not_space
@@ -22,12 +21,13 @@ BUFFER_LIMIT = 1 << 20
 class _Buffer:
     """Stands in for ``Calls`` while the name of the call is not known yet."""
 
-    __slots__ = ("parts", "size", "closed")
+    __slots__ = ("parts", "size")
+
+    named = ""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.size = 0
-        self.closed: bool | None = None
 
     def begin(self, name: str, call_id: str = "") -> bool:
         return True
@@ -37,7 +37,7 @@ class _Buffer:
         self.size += len(text)
 
     def end(self, closed: bool) -> None:
-        self.closed = closed
+        pass
 
     def schema(self, name: str) -> dict[str, object]:
         return {}
@@ -149,7 +149,7 @@ class CallReader:
             return at + 1
         elif key in self._argument_keys and not self._has_arguments:
             self._has_arguments = True
-            self._value = ValueReader()
+            self._value = ValueReader(ends_call=False)
             self._at = _ARGUMENTS
             self._begin(calls)
         else:
@@ -175,13 +175,9 @@ class CallReader:
         assert value is not None
         if self.failed:
             return at
-        if self._begun:
-            target: Calls = _Inner(calls)
-        else:
-            if self._buffer is None:
-                self._buffer = _Buffer()
-            target = self._buffer
-        used = value.text(text[at:] if at else text, target)
+        if not self._begun and self._buffer is None:
+            self._buffer = _Buffer()
+        used = value.text(text[at:] if at else text, calls if self._buffer is None else self._buffer)
         if value.failed or (self._buffer is not None and self._buffer.size > BUFFER_LIMIT):
             self._fail(calls)
         elif value.done:
@@ -268,7 +264,7 @@ class CallReader:
             return
         closed = False
         if self._value is not None and self._at == _ARGUMENTS:
-            self._value.finish(_Inner(calls))
+            self._value.finish(calls)
         elif not self._has_arguments:
             calls.arguments("{}")
         self.done = True
@@ -287,7 +283,7 @@ class CallReader:
             self._has_arguments,
         ]
 
-    def load(self, state: object) -> None:
+    def load(self, state: Any) -> None:
         (
             self._at,
             self._captured,
@@ -298,9 +294,9 @@ class CallReader:
             skip,
             buffer,
             self._has_arguments,
-        ) = state  # type: ignore[misc]
+        ) = state
         if value is not None:
-            self._value = ValueReader()
+            self._value = ValueReader(ends_call=False)
             self._value.load(value)
         if skip is not None:
             self._skip = ValueScanner()
@@ -308,22 +304,3 @@ class CallReader:
         if buffer is not None:
             self._buffer = _Buffer()
             self._buffer.arguments(buffer)
-
-
-class _Inner:
-    """Passes arguments on and keeps the end of the value to itself: the object is not over yet."""
-
-    __slots__ = ("_calls", "arguments")
-
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
-        self.arguments: Callable[[str], None] = calls.arguments
-
-    def begin(self, name: str, call_id: str = "") -> bool:
-        return self._calls.begin(name, call_id)
-
-    def end(self, closed: bool) -> None:
-        pass
-
-    def schema(self, name: str) -> Any:
-        return self._calls.schema(name)

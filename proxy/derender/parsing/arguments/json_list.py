@@ -80,8 +80,8 @@ class ListReader:
     def save(self) -> list[Any]:
         return [self._at, self._any, None if self._item is None else self._item.save()]
 
-    def load(self, state: object) -> None:
-        self._at, self._any, item = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        self._at, self._any, item = state
         if item is not None:
             self._item = CallReader(needs_arguments=self._needs_arguments)
             self._item.load(item)
@@ -159,8 +159,8 @@ class NamedReader:
     def save(self) -> list[Any]:
         return [self._probe, self._wrapped, None if self._inner is None else self._inner.save()]
 
-    def load(self, state: object) -> None:
-        self._probe, self._wrapped, inner = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        self._probe, self._wrapped, inner = state
         if inner is not None:
             self._inner = CallReader(needs_arguments=True) if self._wrapped else ValueReader()
             self._inner.load(inner)

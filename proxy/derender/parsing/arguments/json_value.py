@@ -68,9 +68,6 @@ class ValueScanner:
                 self.empty = False
                 if text[at] not in '{["':
                     self.scalar = True
-                    if _scalar_end(text, at) and _scalar_end(text, at).start() == at:  # type: ignore[union-attr]
-                        self.done = True
-                        return at
                     continue
             match = _structure(text, at)
             if match is None:
@@ -99,11 +96,13 @@ class ValueReader:
     """Arguments alone: one JSON value behind a name that the format has read elsewhere.
 
     Streams the value as it is; an empty or null value is ``{}``. ``calls.begin`` must have been said.
+    ``ends_call``: the call is over with the value (else somebody else says so).
     """
 
-    __slots__ = ("_scanner", "_null", "done", "failed")
+    __slots__ = ("_scanner", "_null", "_ends_call", "done", "failed")
 
-    def __init__(self) -> None:
+    def __init__(self, ends_call: bool = True) -> None:
+        self._ends_call = ends_call
         self._scanner = ValueScanner()
         self._null = ""  # the beginning of what may be null
         self.done = False
@@ -164,11 +163,12 @@ class ValueReader:
 
     def _end(self, calls: Calls, closed: bool) -> None:
         self.done = True
-        calls.end(closed)
+        if self._ends_call:
+            calls.end(closed)
 
     def save(self) -> list[Any]:
         return [self._scanner.save(), self._null]
 
-    def load(self, state: object) -> None:
-        scanner, self._null = state  # type: ignore[misc]
+    def load(self, state: Any) -> None:
+        scanner, self._null = state
         self._scanner.load(scanner)

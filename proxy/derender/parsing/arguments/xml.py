@@ -202,9 +202,11 @@ class XmlReader:
                 self._value_ends(self._framed(text, begin), calls)
                 return body
             if len(behind) - len(body) <= SPACE_LIMIT and any(tag.startswith(body) for tag in _FOLLOWING):
-                return self._hold(text, begin - 1 if begin and text[begin - 1] == "\n" else begin, calls)
+                self._hold(text, begin - 1 if begin and text[begin - 1] == "\n" else begin, calls)
+                return None
             at = match.end()
-        return self._hold(text, self._tail(text, at), calls)
+        self._hold(text, self._tail(text, at), calls)
+        return None
 
     def _hold(self, text: str, keep: int, calls: Calls) -> None:
         if keep:
@@ -268,38 +270,34 @@ class XmlReader:
         calls.end(closed)
 
     def marker(self, marker: str, calls: Calls) -> bool:
-        """Inside a value a marker is data, except where a closing tag was seen in front of it."""
-        if self._at != _VALUE or _CLOSE in self._held:
-            return False
-        held, self._held = self._held, ""
-        if marker.startswith("</") and (held.endswith("\n") or self._line_start):
-            # a closing marker on a line of its own where a value is open: the closing tags are missing
-            self._value_ends(held[:-1] if held.endswith("\n") else held, calls)
-            return False
-        if held:
+        """Inside a value a marker is data, except a closing one right behind a closing tag."""
+        closes = marker.startswith("</")
+        if self._at == _VALUE and not (closes and _CLOSE in self._held):
+            held, self._held = self._held, ""
+            if held:
+                self._data(held, calls)
             self._fresh = False
-            self._data(held, calls)
-        self._fresh = False
-        self._data(marker, calls)
-        return True
+            self._data(marker, calls)
+            return True
+        if self._at == _VALUE:
+            self._close_held(calls)
+        if closes and self._at == _BETWEEN and self._begun and not self._held:
+            self._end(calls, True)
+        return False
+
+    def _close_held(self, calls: Calls) -> None:
+        """The value ends at the closing tag that is held."""
+        held, self._held = self._held, ""
+        self._value_ends(held[: held.index(_CLOSE)].removesuffix("\n"), calls)
 
     def finish(self, calls: Calls) -> None:
         if not self._begun:
-            if self._at == _BETWEEN and self._name and not self._held:
-                self.failed = True
             self.failed = True
             return
-        held, self._held = self._held, ""
-        if self._at == _VALUE and _CLOSE in held:
-            self._value_ends(held[: held.index(_CLOSE)].removesuffix("\n"), calls)
-            self._end(calls, True)
-            return
-        if self._at == _VALUE:
-            if held:
-                self._data(held, calls)
-            self.done = True
-            calls.end(False)
-            return
+        if self._at == _VALUE and _CLOSE in self._held:
+            self._close_held(calls)
+        # what is held may be half a tag: the arguments stay a prefix of what the model was writing
+        self._held = ""
         self.done = True
         calls.end(False)
 
@@ -321,7 +319,7 @@ class XmlReader:
             self._skipped,
         ]
 
-    def load(self, state: object) -> None:
+    def load(self, state: Any) -> None:
         (
             self._at,
             self._held,
@@ -335,7 +333,7 @@ class XmlReader:
             self._fresh,
             self._line_start,
             self._skipped,
-        ) = state  # type: ignore[misc]
+        ) = state
         self._keys = list(keys)
         self._types = tuple(types)
         self._value = [value] if value else []

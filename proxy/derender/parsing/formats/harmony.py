@@ -1,7 +1,7 @@
 """gpt-oss: the Harmony format, messages with a header that says who speaks to whom on which channel.
 
-A message is ``<|start|>ROLE<|channel|>CHANNEL ...<|message|>BODY`` up to ``<|end|>``, ``<|call|>``, ``<|return|>`` or the
-end; the first header lacks ``<|start|>assistant``, which stands in the prompt. A recipient
+A message is ``<|start|>ROLE<|channel|>CHANNEL ...<|message|>BODY`` up to ``<|end|>``, ``<|call|>``,
+``<|return|>`` or the end; the first header lacks ``<|start|>assistant``, which stands in the prompt. A recipient
 (``to=functions.NAME``) stands in the role part or behind the channel and makes the message a call on any
 channel; its body is the arguments, with or without ``<|constrain|>json`` in front. ``analysis`` is reasoning,
 ``final`` and ``commentary`` without recipient are content, other recipients are neither. Source: OpenAI's
