@@ -39,7 +39,9 @@ _TOOL_CHOICE_USAGE = 'Correct usage: `{"type": "function", "function": {"name": 
 def check_messages(messages: list[dict[str, Any]], *, media: bool) -> None:
     """Raise RequestError at the first message that is not one; ``media``: parts that are not text may pass."""
     if not messages:
-        raise RequestError("`messages` must not be empty.", param="messages")
+        raise RequestError(
+            "Cannot apply chat template to an empty conversation. Provide at least one message.", param="messages"
+        )
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         role = message.get("role")

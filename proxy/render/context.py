@@ -49,7 +49,7 @@ class ReasoningEnd:
     """Whether reasoning is over where a prompt ends, as vLLM's parser of that name decides it."""
 
     def __init__(self, parser: str, vocabulary: dict[str, int]) -> None:
-        self._parser = parser
+        self.parser = parser
         self._start = vocabulary.get("<think>")
         self._end = vocabulary.get("</think>")
         turns = _CHATML_TURNS if parser in _BOUNDED else ()
@@ -57,7 +57,7 @@ class ReasoningEnd:
 
     def __call__(self, prompt_token_ids: list[int], kwargs: dict[str, Any]) -> bool | None:
         """None: this parser's markers are not known here, so that the engine looks for itself."""
-        if self._parser in _ALWAYS_ENDED:
+        if self.parser in _ALWAYS_ENDED:
             return True
         if self._end is None:
             return None
@@ -69,7 +69,7 @@ class ReasoningEnd:
             if token in self._turns:
                 break
         # without thinking a model of the qwen3 kind starts in content
-        return self._parser in _BOUNDED and not kwargs.get("enable_thinking", True)
+        return self.parser in _BOUNDED and not kwargs.get("enable_thinking", True)
 
 
 def parse_context(request: ChatCompletionRequest, kwargs: dict[str, Any], *, harmony: bool) -> dict[str, Any]:

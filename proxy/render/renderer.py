@@ -84,6 +84,7 @@ class Renderer:
         self._template = _template_text(options.chat_template)
         self._remote = RemoteRenderer(options.render_url) if options.render_url else None
         self._workers = Workers(options.threads, options.queue)
+        self._reasoning_end: ReasoningEnd | None = None
         self._harmony = self._make_harmony()
 
     @property
@@ -293,8 +294,9 @@ class Renderer:
     def _add_reasoning(self, rendered: Rendered, request: ChatCompletionRequest, kwargs: dict[str, Any]) -> None:
         if self.reasoning_parser is not None:
             rendered.reasoning_parser_kwargs = {"chat_template_kwargs": kwargs}
-            ended = ReasoningEnd(self.reasoning_parser, self.tokenizer.get_added_vocab())
-            rendered.reasoning_ended = ended(rendered.prompt_token_ids, kwargs)
+            if self._reasoning_end is None or self._reasoning_end.parser != self.reasoning_parser:
+                self._reasoning_end = ReasoningEnd(self.reasoning_parser, self.tokenizer.get_added_vocab())
+            rendered.reasoning_ended = self._reasoning_end(rendered.prompt_token_ids, kwargs)
         if not request.include_reasoning:
             rendered.reasoning_ended = True
 

@@ -67,8 +67,9 @@ class Bounds:
             raise self._out_of_vocabulary(bad, shown or param, f"{param}[{index}]")
 
     def _out_of_vocabulary(self, ids: list[int], name: str, param: str) -> RequestError:
+        shown = ids or "(too large)"
         return RequestError(
-            f"token_id(s) {ids} in {name} contain out-of-vocab token ids. Vocabulary size: {self.vocab_size}",
+            f"token_id(s) {shown} in {name} contain out-of-vocab token ids. Vocabulary size: {self.vocab_size}",
             param=param,
         )
 

@@ -126,7 +126,8 @@ PROMPTS: list[Row] = [
 TEMPLATES: list[Row] = [
     chat("own template", chat_template="{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"),
     chat("own template, parts",
-         [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": 1}, {"type": "text", "text": ""}]}],
+         [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": 1},
+                                       {"type": "text", "text": ""}]}],
          chat_template="{% for m in messages %}{% for p in m['content'] %}<{{ p | tojson }}>{% endfor %}{% endfor %}"),
     chat("own template, macro",
          chat_template="{% macro show(c) %}{% for p in c %}{{ p.text }}|{% endfor %}{% endmacro %}"
@@ -208,7 +209,9 @@ ERRORS: list[Row] = [
     chat("no messages", []),
     chat("unknown role", [{"role": "wizard", "content": "x"}]),
     chat("unknown part", [{"role": "user", "content": [{"type": "zzz"}]}]),
-    chat("image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}]}]),
+    chat(
+        "image", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,x"}}]}]
+    ),
     chat("calls that are no objects", [{"role": "assistant", "tool_calls": ["x"]}]),
     chat("temperature as text", temperature="hot"),
     chat("temperature high", temperature=3),
