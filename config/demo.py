@@ -83,7 +83,7 @@ def ask(url: str) -> None:
         tools=[TOOL],  # type: ignore[list-item]
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"vllm_xargs": {"sim_text": ANSWER, "sim_delay_ms": 15}},
+        extra_body={"vllm_xargs": {"force_text": ANSWER, "itl": 0.015}},
     )
     reasoning, content, finish, usage = "", "", None, None
     calls: dict[int, dict[str, str]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import sys
 import typing
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_settings(check)
     simulate = commands.add_parser("simulate", help="a scripted token-only engine")
-    from proxy.simulator.cli import add_arguments
+    from proxy.simulator.options import add_arguments
 
     add_arguments(simulate)
     commands.add_parser("version", help="print the version")
@@ -80,22 +81,34 @@ def metavar_of(annotation: Any) -> str:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point; the exit code is 64 for a bad configuration, 1 for a failed check, else 0."""
+    # It would tell everyone who starts a sidecar that torch is missing.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     arguments = vars(build_parser().parse_args(argv))
     command = arguments.pop("command")
     if command == "version":
         print(__version__)
         sys.exit(0)
-    if command == "simulate":
-        from proxy.simulator.cli import run
-
-        sys.exit(run(argparse.Namespace(**arguments)))
     try:
+        if command == "simulate":
+            sys.exit(simulate(arguments))
         settings = load(arguments)
         sys.exit(serve(settings) if command == "serve" else check(settings))
     except ConfigError as error:
         for fault in error.faults:
             print(f"derender-proxy: error: {fault}", file=sys.stderr)
         sys.exit(EX_USAGE)
+
+
+def simulate(arguments: dict[str, Any]) -> int:
+    """Run the scripted engine; a model or script that cannot be read is bad usage."""
+    from proxy.simulator.options import options_from
+    from proxy.simulator.server import run
+
+    try:
+        run(options_from(argparse.Namespace(**arguments)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+    return 0
 
 
 def serve(settings: Settings) -> int:

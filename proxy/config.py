@@ -348,5 +348,7 @@ def _check(settings: Settings) -> None:
             faults.append(f"{flag_of(name)}: an empty value")
     if settings.model is None:
         faults.append("MODEL: required (a directory or hub id with the tokenizer files)")
+    elif settings.model.startswith(("/", "./", "../", "~")) and not Path(settings.model).is_dir():
+        faults.append(f"MODEL: there is no directory {settings.model}")  # else it would be taken for a hub id
     if faults:
         raise ConfigError(*faults)

@@ -1,6 +1,6 @@
 """Real servers for tests: the simulator and the sidecar, in threads of this process or as processes.
 
-    with Simulator(model_dir) as engine, Sidecar(model_dir, engine_url=engine.url, tool_call_parser="hermes") as sidecar:
+    with Simulator() as engine, Sidecar(engine_url=engine.url, tool_call_parser="hermes") as sidecar:
         httpx.post(f"{sidecar.url}/v1/chat/completions", json=...)
 
 Threads start in milliseconds and can be looked into (``sidecar.parts``); processes are for signals, exit codes and
@@ -10,6 +10,7 @@ output.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -34,7 +35,7 @@ class ThreadServer:
     def __init__(self, server: uvicorn.Server, listener: socket.socket | None = None) -> None:
         self.server = server
         self.listener = listener or listening_socket()
-        self.url = "http://127.0.0.1:{}".format(self.listener.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.thread = threading.Thread(target=server.run, kwargs={"sockets": [self.listener]}, daemon=True)
 
     def start(self) -> None:
@@ -58,6 +59,29 @@ class ThreadServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class Simulator(ThreadServer):
+    """The scripted token-only engine in a thread. ``options``: fields of ``proxy.simulator.options.Options``."""
+
+    def __init__(self, model: str | Path | None = DEMO_MODEL, **options: Any) -> None:
+        from proxy.simulator.app import create_app
+        from proxy.simulator.options import Options
+
+        self.app = create_app(Options(model=None if model is None else str(model), **options))
+        config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
+        super().__init__(uvicorn.Server(config))
+
+    def requests(self, request_id: str = "") -> list[dict[str, Any]]:
+        """What was asked and became of it, oldest first: ``body``, ``aborted``, ``headers`` ..."""
+        with urllib.request.urlopen(f"{self.url}/simulator/requests?request_id={request_id}", timeout=5) as answer:
+            found: list[dict[str, Any]] = json.load(answer)["requests"]
+        return found
+
+    def only(self, request_id: str) -> dict[str, Any]:
+        """The one request whose engine id holds ``request_id``."""
+        (found,) = self.requests(request_id)
+        return found
 
 
 class Sidecar(ThreadServer):

@@ -9,7 +9,7 @@ from proxy.derender.deltas import Delta
 from proxy.derender.message import MessageBuilder
 from proxy.derender.stream import ChatStream
 from proxy.protocol.openai import ChatCompletionRequest, parse_chat
-from proxy.render.renderer import Rendered
+from proxy.render.rendered import Rendered
 from proxy.routes import answers
 from proxy.routes.context import Call, call_of
 from proxy.routes.generation import Generation, Source

@@ -9,7 +9,7 @@ from proxy.derender.deltas import Delta
 from proxy.derender.message import MessageBuilder
 from proxy.derender.stream import ChatStream
 from proxy.protocol.openai import CompletionRequest, parse_completion
-from proxy.render.renderer import Rendered
+from proxy.render.rendered import Rendered
 from proxy.routes import answers
 from proxy.routes.context import Call, call_of
 from proxy.routes.generation import Generation, Source
@@ -159,7 +159,9 @@ async def _whole(
                 echo=_prompt_text(call, rendered) if asked.echo else None,
                 prompt_token_ids=rendered.prompt_token_ids if asked.return_token_ids else None,
                 token_ids=bool(asked.return_token_ids),
-                prompt_entries=as_completion_logprobs(told, rendered.prompt_token_ids) if with_prompt else None,
+                prompt_entries=as_completion_logprobs(told, rendered.prompt_token_ids, tokenizer)
+                if with_prompt
+                else None,
                 prompt_logprobs=told if asked.prompt_logprobs is not None else None,
             )
         )

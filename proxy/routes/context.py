@@ -17,7 +17,8 @@ from proxy.errors import RequestError
 from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
-from proxy.render.renderer import Rendered, Renderer
+from proxy.render.rendered import Rendered
+from proxy.render.renderer import Renderer
 from proxy.routes.registry import ModelRegistry
 
 if TYPE_CHECKING:

@@ -41,11 +41,11 @@ class Source:
     cached_tokens: int | None = None
     answer: GenerateEvent | None = None  # the whole answer, where the engine was asked for it in one piece
     running: EngineStream | None = None
-    live: int = field(init=False)
+    live: set[int] = field(init=False)  # choices that have not ended
     cut: bool = False  # a stop string ended a choice here, while the engine may go on
 
     def __post_init__(self) -> None:
-        self.live = len(self.streams)
+        self.live = set(range(len(self.streams)))
 
 
 class Generation:
@@ -73,7 +73,7 @@ class Generation:
         self._now = asyncio.get_running_loop().time
         self._last = 0.0
         self._pending: dict[asyncio.Task[list[GenerateEvent] | None], Source] = {}
-        self._broken: set[ChatStream] = set()
+        self._broken = False
         self._released = False
         self.received_at = 0.0  # event loop time of the engine read whose bytes are now being sent
 
@@ -149,7 +149,7 @@ class Generation:
                 self._feed_choice(source, choice)
         if tokens:
             self._measure(tokens, now)
-        if self._whole or (source.live == 0 and source.cut):
+        if self._whole or (not source.live and source.cut):
             # Nothing that the engine may still say is wanted; leaving its stream aborts the request.
             self._open.remove(source)
             if running is not None and not running.ended:
@@ -158,7 +158,7 @@ class Generation:
 
     def _feed_choice(self, source: Source, choice: GenerateChoice) -> None:
         stream = source.streams[choice.index]
-        if stream.finished or stream in self._broken:
+        if choice.index not in source.live:
             return
         if choice.finish_reason == "error":
             raise UpstreamError("The engine failed on this request.", status=500, kind="error_event")
@@ -167,14 +167,14 @@ class Generation:
             deltas = stream.feed(choice.token_ids or [], choice.finish_reason, choice.stop_reason, logprobs)
         except Exception as error:  # a fault in a parser ends its choice, and no other; it is told at the end
             logs.failure(error, self._record)
-            self._broken.add(stream)
-            source.live -= 1
+            self._broken = True
+            source.live.discard(choice.index)
             source.cut = True
             return
         if deltas:
             self._sink(source.first + choice.index, deltas, stream)
         if stream.finished:
-            source.live -= 1
+            source.live.discard(choice.index)
             source.cut = source.cut or stream.stopped
 
     def _measure(self, tokens: int, now: float) -> None:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-
-class Decoder(Protocol):
-    def decode(self, token_ids: list[int]) -> str: ...
-
+from typing import Any
 
 # Of JSON's numbers; engines write -inf so.
 FLOOR = -9999.0
@@ -35,7 +30,7 @@ def with_tokens(
 
 
 def as_completion_logprobs(
-    positions: list[dict[str, dict[str, object]] | None] | None, prompt_token_ids: list[int]
+    positions: list[dict[str, dict[str, object]] | None] | None, prompt_token_ids: list[int], tokenizer: Any
 ) -> dict[str, list[object]]:
     """The same in the shape of the completions endpoint, for an answer that repeats its prompt.
 
@@ -46,7 +41,7 @@ def as_completion_logprobs(
     for index, token_id in enumerate(prompt_token_ids):
         position = positions[index] if positions is not None and index < len(positions) else None
         own = position.get(str(token_id)) if position else None
-        token = str(own["decoded_token"]) if own else ""
+        token = str(own["decoded_token"]) if own else str(tokenizer.decode([token_id]))
         shaped["text_offset"].append(offset)
         shaped["tokens"].append(token)
         if position is None or own is None:

@@ -19,7 +19,7 @@ from proxy.routes.sse_chunks import KEEP_ALIVE
 T = TypeVar("T")
 
 # sse-starlette ends every open stream at SIGTERM; ours run on until they are done or the server's deadline.
-AppStatus.disable_automatic_graceful_drain()
+AppStatus.enable_automatic_graceful_drain = False
 
 SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
