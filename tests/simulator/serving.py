@@ -26,7 +26,7 @@ async def simulator(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
     await server.startup()
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=10, trust_env=False, verify=False) as client:
             yield client
     finally:
         server.force_exit = True

@@ -55,7 +55,7 @@ async def test_answers_like_the_recorded_engine(name: str) -> None:
         capture.request
         and capture.path.endswith("generate")
         and capture.status == 200
-        and not scripts_of(capture.request)
+        and not scripts_of(capture.request or {})
         and b"error" not in capture.body[:20]
     ):
         # The engine went on at random; give the simulator as many tokens to say, and no end before that.
@@ -68,14 +68,14 @@ async def test_answers_like_the_recorded_engine(name: str) -> None:
     got, want = response.content, capture.body
     if capture.streamed and "n2" in name:  # how choices take turns is up to the scheduler
         assert sorted(same_but_made_up(got).split(b"\n\n")) == sorted(same_but_made_up(want).split(b"\n\n"))
-    elif capture.streamed and scripts_of(capture.request):
+    elif capture.streamed and scripts_of(capture.request or {}):
         assert ids_of(got) == ids_of(want)
         lengths = re.compile(rb'"token_ids":\d+')  # the recorded one put two ids into some events
         for mine, real in zip(got.split(b"\n\n")[-4:], want.split(b"\n\n")[-4:], strict=True):
             assert lengths.sub(b"", same_but_made_up(mine)) == lengths.sub(b"", same_but_made_up(real))
     else:
         assert same_but_made_up(got) == same_but_made_up(want)
-    assert response.headers["content-type"] == recorded_type(path) or not want
+    assert response.headers.get("content-type", "") == recorded_type(path)
 
 
 def ids_of(body: bytes) -> list[int]:
