@@ -1,0 +1,1 @@
+"""Generators of model outputs, one module per family."""
