@@ -64,7 +64,7 @@ class Generator(Protocol):
 WORDS = (
     "hello", "Rio de Janeiro", "naïve café", "鰻", "😀", "a\nb", "x < y && y > z", '"quoted"', "back\\slash",
     "{not json", "[1, 2", "tab\there", "it's", "path/to/file.py", "</b>", "=", ":", ",", "0042", "true", "null", "3",
-    "None", "1e5", "def f(a=1):\n    return [a, {'k': a}]\n", "`code`", "ends with newline\n", " lead", "Ünï", "| pipe |", "<|x|>",
+    "None", "1e5", "def f(a=1):\n    return {1: a}\n", "`code`", "ends with newline\n", " lead", "Ünï", "| pipe |", "<|x|>",
 )  # fmt: skip
 NAMES = ("get_weather", "search", "write_file", "math-add", "ns.lookup", "f", "create_issue_2")
 KEYS = ("city", "days", "ratio", "flag", "tags", "opts", "note", "query", "maybe")
@@ -179,8 +179,8 @@ def damaged(written: Written, rng: random.Random, markers: Sequence[str]) -> Wri
 
 _TOKENS = (
     "hello", " the", "\n\n", '{"', '":', '": "', '", "', '"}', "}}", "}}\n", ">\n", "</", "><", "<|", "|>", "name",
-    "arguments", " =", "=\"", "\">", "))", "])", "function", "parameter", "tool", "call", " \n", "😀", "é", "café", "city",
-    "think",
+    "arguments", " =", "=\"", "\">", "))", "])", "function", "parameter", "tool", "call", " \n", "😀", "é", "café",
+    "city", "think",
 )  # fmt: skip
 
 
