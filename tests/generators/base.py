@@ -64,7 +64,7 @@ class Generator(Protocol):
 WORDS = (
     "hello", "Rio de Janeiro", "naïve café", "鰻", "😀", "a\nb", "x < y && y > z", '"quoted"', "back\\slash",
     "{not json", "[1, 2", "tab\there", "it's", "path/to/file.py", "</b>", "=", ":", ",", "0042", "true", "null", "3",
-    "None", "1e5", "def f(a=1):\n    return {1: a}\n", "`code`", "ends with newline\n", " lead", "Ünï", "| pipe |", "<|x|>",
+    "None", "1e5", "def f(a=1):\n    return {1: a}\n", "`code`", "ends with newline\n", " lead", "Ünï", "<|x|>",
 )  # fmt: skip
 NAMES = ("get_weather", "search", "write_file", "math-add", "ns.lookup", "f", "create_issue_2")
 KEYS = ("city", "days", "ratio", "flag", "tags", "opts", "note", "query", "maybe")
