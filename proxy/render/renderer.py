@@ -64,10 +64,13 @@ class Renderer:
     the engine has been asked. Every fault of a request is a ``RequestError`` that names the field.
     """
 
-    def __init__(self, options: RenderOptions) -> None:
-        """OSError or ValueError where the model's files, the template or the harmony library are no good."""
+    def __init__(self, options: RenderOptions, model: Model | None = None) -> None:
+        """OSError or ValueError where the model's files, the template or the harmony library are no good.
+
+        ``model``: one that is loaded already, in place of the one that ``options`` name.
+        """
         self.options = options
-        self.model = Model.load(
+        self.model = model or Model.load(
             options.model,
             tokenizer=options.tokenizer,
             generation_config=options.generation_config,
