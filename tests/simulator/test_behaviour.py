@@ -320,9 +320,12 @@ async def test_a_client_that_leaves_aborts(streamed: bool) -> None:
         assert (await client.get("/simulator/requests")).json()["running"] == []
 
 
-async def test_the_abort_route_ends_the_stream_as_the_engine_does() -> None:
+@pytest.mark.parametrize(
+    "args", [{"force_ids": [1] * 1_000, "itl": 0.01}, {"force_ids": [1] * 30_000, "pad_bytes": 999}]
+)
+async def test_the_abort_route_ends_the_stream_as_the_engine_does(args: dict[str, Any]) -> None:
     async with pair() as (engine, client):
-        async with engine.generate(asking({"force_ids": [1] * 1_000, "itl": 0.01}, n=2)) as stream:
+        async with engine.generate(asking(args, n=2)) as stream:
             await anext(stream)
             await client.post("/inference/v1/abort_requests", json={"request_ids": ["other", "generate-tokens-r-1"]})
             rest = [choice for events in [e async for e in stream] for event in events for choice in event.choices]
