@@ -24,6 +24,8 @@ _WINDOW_CONTEXT = 6
 
 
 class Detokenizer(Protocol):
+    idle: bool  # nothing is pending: the text of an id is that of the vocabulary's table
+
     def push(self, ids: Sequence[int]) -> str:
         """The text that these ids complete."""
 
@@ -38,16 +40,17 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For vocabularies with a table of bytes. ``pending``: bytes of an unfinished character."""
 
-    __slots__ = ("_pieces", "_texts", "_strip", "pending")
+    __slots__ = ("_pieces", "_texts", "_strip", "idle", "pending")
 
     def __init__(self, vocabulary: Vocabulary, has_context: bool) -> None:
         self._pieces = vocabulary.pieces
         self._texts = vocabulary.texts
         self._strip = vocabulary.strips_first_space and not has_context
+        self.idle = not self._strip
         self.pending = b""
 
     def push(self, ids: Sequence[int]) -> str:
-        if len(ids) == 1 and not self.pending and not self._strip:
+        if self.idle and len(ids) == 1:
             token_id = ids[0]
             text = self._texts[token_id] if token_id < len(self._texts) else ""
             if text is not None:
@@ -62,6 +65,7 @@ class ByteDetokenizer:
             data = data.removeprefix(b" ")
         text, used = utf_8_decode(data, "replace", False)
         self.pending = data[used:]
+        self.idle = not (self.pending or self._strip)
         return text
 
     def break_off(self) -> str:
@@ -69,6 +73,7 @@ class ByteDetokenizer:
             return ""
         text = self.pending.decode(errors="replace")
         self.pending = b""
+        self.idle = not self._strip
         return text
 
     def save(self) -> Any:
@@ -76,16 +81,18 @@ class ByteDetokenizer:
 
     def load(self, state: Any) -> None:
         self.pending, self._strip = state
+        self.idle = not (self.pending or self._strip)
 
 
 class WindowDetokenizer:
     """For tokenizers known only by ``decode``; primed with the last ids of the prompt."""
 
-    __slots__ = ("_decode", "_ids", "_read")
+    __slots__ = ("_decode", "_ids", "_read", "idle")
 
     def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int]) -> None:
         assert vocabulary.decode is not None
         self._decode = vocabulary.decode
+        self.idle = False
         self._ids = list(prompt_ids[-_WINDOW_CONTEXT:])
         self._read = len(self._ids)
 

@@ -116,6 +116,9 @@ class ChatStream:
                 if kind == CONTENT:
                     events.clear()
                     return [Delta(None, text)]
+                if kind == ARGUMENTS and not self._muted:
+                    events.clear()
+                    return [Delta(None, None, [ToolCallDelta(self._calls - 1, None, None, text)])]
             out: list[Delta] = []
             self._add(events, out)
             events.clear()

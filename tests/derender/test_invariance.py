@@ -44,7 +44,8 @@ COMMON = [
 HERMES = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", '\n{"name": "get_weather", "arguments": {"city": "P',
     '{"name": "search", "arguments": {}}', '{"arguments": {"city": "x"}, "name": "search"}', '"}}', "}\n",
-    '{"name": "nope", "arguments": {"a": [1, {"b": "]"}]}}', '{"name"', "<|im_end|>", "<|im_start|>", "<tool_", "_call>",
+    '{"name": "nope", "arguments": {"a": [1, {"b": "]"}]}}', '{"name"', "<|im_end|>", "<|im_start|>",
+    "<tool_", "_call>",
     '{"name": "search", "arguments": null}', '{"name": "search"}',
 ]  # fmt: skip
 XML = [

@@ -44,6 +44,7 @@ HEAD_LIMIT = 1024
 _SPACE = " \t\r\n"
 
 _TEXT, _MARKER, _SPECIAL = 0, 1, 2
+_NOTHING = re.compile(r"(?!)")
 
 
 class CompiledState:
@@ -69,6 +70,7 @@ class CompiledState:
         "longest",
         "markers",
         "calm",
+        "channel",
     )
 
     def __init__(self, name: str, state: State, vocabulary: Vocabulary) -> None:
@@ -88,14 +90,15 @@ class CompiledState:
         self.guarded = state.guarded
         self.markers = tuple(sorted((m for m in state.on if m not in vocabulary.added), key=len, reverse=True))
         self.pattern = re.compile("|".join(map(re.escape, self.markers))) if self.markers else None
-        self.first = re.compile("[" + re.escape("".join({m[0] for m in self.markers})) + "]") if self.markers else None
+        first = "".join(sorted({marker[0] for marker in self.markers}))
+        self.first = re.compile(f"[{re.escape(first)}]") if first else _NOTHING
         self.longest = max(map(len, self.markers), default=0)
+        self.channel = self.sink <= CONTENT
         # text of such a state needs no look at all
-        self.calm = self.sink <= CONTENT and not self.markers and not self.otherwise
+        self.calm = self.channel and not self.markers and not self.otherwise
 
     def tail(self, text: str) -> int:
         """Where the longest tail of ``text`` begins that can still become a marker."""
-        assert self.first is not None
         for match in self.first.finditer(text, max(0, len(text) - self.longest + 1)):
             rest = text[match.start() :]
             if any(marker.startswith(rest) for marker in self.markers):
@@ -237,28 +240,33 @@ class Machine:
         if mark is not None:
             self._mark(*mark)
             return
-        text = self._detokenizer.push((token_id,))
+        text: str | None = None
+        if self._detokenizer.idle and token_id < len(self._texts):
+            text = self._texts[token_id]
+        if text is None:
+            text = self._detokenizer.push((token_id,))
         state = self._state
-        if state.sink == REASONING and self._trial is None:
-            self.reasoning_tokens += 1
-            if state.calm:
+        if self._trial is not None:
+            self._trial.tokens += 1
+        elif state.channel:
+            reasoning = state.sink == REASONING
+            if reasoning:
+                self.reasoning_tokens += 1
+            if not self._held and (state.calm or (not state.otherwise and state.first.search(text) is None)):
                 if text:
-                    self.events.append((REASONING, text, ""))
+                    if not reasoning:
+                        self._content_sent = True
+                    self.events.append((state.sink, text, ""))
                 return
-            self._held_tokens += 1
-            if text:
-                self._text(text)
-            if not self._held:
-                self._held_tokens = 0
-        elif state.calm and self._trial is None:
-            if text:
-                self._content_sent = True
-                self.events.append((CONTENT, text, ""))
-        else:
-            if self._trial is not None:
-                self._trial.tokens += 1
-            if text:
-                self._text(text)
+            if reasoning:
+                self._held_tokens += 1
+                if text:
+                    self._text(text)
+                if not self._held:
+                    self._held_tokens = 0
+                return
+        if text:
+            self._text(text)
 
     def prime(self, ids: Sequence[int]) -> None:
         """Take ids of the prompt: they set the state and say nothing."""
@@ -334,7 +342,7 @@ class Machine:
         if self._held:
             text = self._held + text
             self._held = ""
-        elif state.first is None or state.first.search(text) is None:
+        elif state.first.search(text) is None:
             self._emit(state.sink, text)
             return ""
         assert state.pattern is not None

@@ -44,25 +44,28 @@ class _Buffer:
 
 
 # Where the object reader stands.
-_OPEN, _KEY, _KEY_TEXT, _COLON, _VALUE, _NAME, _ARGUMENTS, _SKIP, _NEXT = range(9)
+_OPEN, _KEY, _KEY_TEXT, _COLON, _VALUE, _NAME, _ARGUMENTS, _SKIP, _NEXT, _ID = range(10)
 
 
 class CallReader:
     """A call as one JSON object with a name and its arguments, in any order, other keys ignored.
 
-    ``name_keys`` and ``argument_keys``: what the keys are called. ``needs_arguments``: the object is a
-    call only once its arguments' key has been seen (for formats in which a plain JSON answer looks alike).
+    ``name_keys`` and ``argument_keys``: what the keys are called. ``id_keys``: keys in front of the name whose
+    string is the call's id. ``needs_arguments``: the object is a call only once its arguments' key has been
+    seen (for formats in which a plain JSON answer looks alike).
     The name is said when its string has closed; arguments stream from then on.
     """
 
     __slots__ = (
         "_name_keys",
         "_argument_keys",
+        "_id_keys",
         "_needs_arguments",
         "_at",
         "_captured",
         "_escaped",
         "_name",
+        "_id",
         "_begun",
         "_value",
         "_skip",
@@ -77,14 +80,17 @@ class CallReader:
         name_keys: tuple[str, ...] = ("name",),
         argument_keys: tuple[str, ...] = ("arguments", "parameters"),
         needs_arguments: bool = False,
+        id_keys: tuple[str, ...] = (),
     ) -> None:
         self._name_keys = name_keys
         self._argument_keys = argument_keys
+        self._id_keys = id_keys
         self._needs_arguments = needs_arguments
         self._at = _OPEN
         self._captured = ""  # the key or the name that is being read
         self._escaped = False
         self._name = ""
+        self._id = ""
         self._begun = False
         self._value: ValueReader | None = None
         self._skip: ValueScanner | None = None
@@ -95,6 +101,8 @@ class CallReader:
 
     def text(self, text: str, calls: Calls) -> int:
         at = 0
+        if self._at == _ARGUMENTS and self._begun:
+            at = self._read_arguments(text, 0, calls)
         size = len(text)
         while at < size and not (self.done or self.failed):
             where = self._at
@@ -107,7 +115,7 @@ class CallReader:
                 if self._skip.done:
                     self._skip = None
                     self._at = _NEXT
-            elif where in (_KEY_TEXT, _NAME):
+            elif where in (_KEY_TEXT, _NAME, _ID):
                 at = self._read_string(text, at, calls)
             else:
                 match = not_space(text, at)
@@ -147,6 +155,9 @@ class CallReader:
                 return at
             self._at = _NAME
             return at + 1
+        elif key in self._id_keys and char == '"' and not self._begun:
+            self._at = _ID
+            return at + 1
         elif key in self._argument_keys and not self._has_arguments:
             self._has_arguments = True
             self._value = ValueReader(ends_call=False)
@@ -161,7 +172,7 @@ class CallReader:
         """Say the name, if it is known and everything is there that makes this a call."""
         if self._begun or not self._name or (self._needs_arguments and not self._has_arguments):
             return
-        if not calls.begin(self._name):
+        if not calls.begin(self._name, self._id):
             self.failed = True
             return
         self._begun = True
@@ -222,6 +233,10 @@ class CallReader:
             self._at = _COLON
             return
         self._captured = ""
+        if self._at == _ID:
+            self._id = raw
+            self._at = _NEXT
+            return
         self._at = _NEXT
         if not raw or len(raw) > NAME_LIMIT:
             self._fail(calls)
@@ -276,6 +291,7 @@ class CallReader:
             self._captured,
             self._escaped,
             self._name,
+            self._id,
             self._begun,
             None if self._value is None else self._value.save(),
             None if self._skip is None else self._skip.save(),
@@ -289,6 +305,7 @@ class CallReader:
             self._captured,
             self._escaped,
             self._name,
+            self._id,
             self._begun,
             value,
             skip,

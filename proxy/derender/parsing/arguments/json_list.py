@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from proxy.derender.parsing.arguments.json_call import CallReader
@@ -13,15 +15,18 @@ _OPEN, _ITEM, _IN_ITEM, _NEXT = range(4)
 
 
 class ListReader:
-    """``[{"name": ..., "arguments": ...}, ...]``: one call after the other."""
+    """``[{"name": ..., "arguments": ...}, ...]``: one call after the other.
 
-    __slots__ = ("_at", "_item", "_any", "_needs_arguments", "done", "failed")
+    ``item``: what reads one object of the list, where it is written in another way.
+    """
 
-    def __init__(self, needs_arguments: bool = False) -> None:
+    __slots__ = ("_at", "_item", "_any", "_make", "done", "failed")
+
+    def __init__(self, needs_arguments: bool = False, item: Callable[[], Reader] | None = None) -> None:
         self._at = _OPEN
-        self._item: CallReader | None = None
+        self._item: Reader | None = None
         self._any = False  # a call has begun: what follows cannot be undone
-        self._needs_arguments = needs_arguments
+        self._make: Callable[[], Reader] = item or partial(CallReader, needs_arguments=needs_arguments)
         self.done = False
         self.failed = False
 
@@ -40,7 +45,7 @@ class ListReader:
                 self._at = _ITEM
                 at += 1
             elif self._at == _ITEM and char == "{":
-                self._item = CallReader(needs_arguments=self._needs_arguments)
+                self._item = self._make()
             elif self._at == _NEXT and char == ",":
                 self._at = _ITEM
                 at += 1
@@ -83,7 +88,7 @@ class ListReader:
     def load(self, state: Any) -> None:
         self._at, self._any, item = state
         if item is not None:
-            self._item = CallReader(needs_arguments=self._needs_arguments)
+            self._item = self._make()
             self._item.load(item)
 
 

@@ -109,6 +109,10 @@ class ValueReader:
         self.failed = False
 
     def text(self, text: str, calls: Calls) -> int:
+        scanner = self._scanner
+        if scanner.in_string and not scanner.escaped and '"' not in text and "\\" not in text:
+            calls.arguments(text)
+            return len(text)
         at = 0
         if self._scanner.empty:
             match = not_space(text)
