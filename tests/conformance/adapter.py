@@ -44,7 +44,6 @@ PARSERS: dict[tuple[str, str], tuple[str | None, str | None]] = {
     ("llama", "meta-llama/Llama-3"): (None, "llama3_json"),
     ("llama", "meta-llama/Llama-4"): (None, "llama4_pythonic"),
     ("mistral", ""): ("mistral", "mistral"),
-    ("mistral", "mistralai/Magistral-Small-2506"): ("deepseek_r1", "mistral"),
     ("qwen3-hermes", ""): ("qwen3", "hermes"),
     ("qwen3-hermes", "Qwen/Qwen3-4B-Instruct"): (None, "hermes"),
     ("qwen3-xml", ""): ("qwen3", "qwen3_xml"),
@@ -55,6 +54,9 @@ PARSERS: dict[tuple[str, str], tuple[str | None, str | None]] = {
 SPELLED: dict[tuple[str, str], tuple[str, ...]] = {
     ("deepseek", "deepseek-ai/DeepSeek-V3-0324"): ("<think>", "</think>"),
     ("mistral", ""): ("<think>", "</think>"),
+    ("mistral", "mistralai/Magistral-Small-2506"): ("<think>", "</think>", "[THINK]", "[/THINK]"),
+    ("mistral", "mistralai/Mistral-7B"): ("<think>", "</think>", "[THINK]", "[/THINK]", "[ARGS]", "[CALL_ID]"),
+    ("qwen3-xml", ""): ("<function=", "</function>", "<parameter=", "</parameter>"),
 }
 # Added tokens of these shapes are special (hidden from text); others, such as <think>, are not.
 _SPECIAL = re.compile(r"<\|.*\|>|<｜(end▁of▁sentence|Assistant|User)｜>|\[/?[A-Z_]+\]|</s>|<eos>")
