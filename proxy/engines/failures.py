@@ -80,7 +80,8 @@ def from_response(status: int, body: bytes) -> UpstreamError:
         error = None
     if status in (401, 407):  # our key, not the client's
         return UpstreamError("The engine refused this proxy's credentials.", status=502, kind="status")
-    if status in (404, 405) and (error is None or error.type == ""):  # the server's own answer: no such route
+    if status in (404, 405) and (error is None or error.type == "" or error.message == "Not Found"):
+        # The server's own answer, not one about a model.
         return UpstreamError("The engine has no such route.", status=502, kind="status")
     return _failure(status, error or EngineError(type=""), kind="status")
 

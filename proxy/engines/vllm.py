@@ -59,7 +59,7 @@ class VLLMEngine(Engine):
 
     def __init__(self, options: VLLMOptions) -> None:
         self.options = options
-        self._client: httpx.AsyncClient | None = None
+        self._client: transport.EngineClient | None = None
         self._aborts: set[asyncio.Task[None]] = set()
         self._abort_routes: tuple[str, ...] = ABORT_ROUTES
         self._limits = StreamLimits(options.first_token_timeout, options.idle_timeout, options.max_event_bytes)
@@ -67,9 +67,10 @@ class VLLMEngine(Engine):
     async def start(self) -> None:
         if self._client is None:
             options = self.options
-            self._client = transport.client(
-                options.url.rstrip("/"), api_key=options.api_key, connect_timeout=options.connect_timeout or 1e9
+            self._client = transport.EngineClient(
+                options.url, api_key=options.api_key, connect_timeout=options.connect_timeout
             )
+            self._generate_url = self._client.url(GENERATE)
 
     async def close(self) -> None:
         if self._aborts:
@@ -81,7 +82,7 @@ class VLLMEngine(Engine):
             await client.aclose()
 
     @property
-    def client(self) -> httpx.AsyncClient:
+    def client(self) -> transport.EngineClient:
         """The HTTP client. Raises RuntimeError before ``start`` and after ``close``."""
         if self._client is None:
             raise RuntimeError("the engine client is not started")
@@ -144,9 +145,8 @@ class VLLMEngine(Engine):
         headers["x-request-id"] = safe_id(request.request_id)
         body = msgspec.json.encode(body_of(request, stream=stream))
         for attempt in (1, 2):
-            message = self.client.build_request("POST", GENERATE, content=body, headers=headers)
             try:
-                response = await self.client.send(message, stream=True)
+                response = await self.client.post(self._generate_url, body, headers)
                 break
             except httpx.HTTPError as error:
                 # A kept connection that the engine closed as we wrote to it. Nothing was answered: once more, anew.
@@ -189,7 +189,7 @@ class VLLMEngine(Engine):
     async def _get(self, path: str) -> bytes:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                response = await self.client.get(path)
+                response = await self.client.http.get(path)
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             raise failures.from_exception(error) from error
         if response.status_code != 200:
@@ -215,7 +215,7 @@ class VLLMEngine(Engine):
         for route in self._abort_routes:
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
-                    response = await self.client.post(route, json={"request_ids": ids})
+                    response = await self.client.http.post(route, json={"request_ids": ids})
             except (httpx.HTTPError, aiohttp.ClientError, OSError, RuntimeError) as error:
                 # The connection is closed as well, which aborts on its own; the engine may be gone altogether.
                 log.debug("abort could not be sent: %s", type(error).__name__)

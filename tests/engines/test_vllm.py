@@ -232,6 +232,7 @@ async def test_a_first_event_that_is_an_error_has_its_status(data: dict[str, Any
         (403, {"error": "no"}, 403, "no"),
         (404, {"error": {"message": "no model", "type": "NotFoundError", "code": 404}}, 404, "no model"),
         (404, {"detail": "Not Found"}, 502, "no such route"),
+        (404, {"error": {"message": "Not Found", "type": "Not Found", "code": 404}}, 502, "no such route"),
         (405, "", 502, "no such route"),
         (401, {"error": "Unauthorized"}, 502, "credentials"),
         (413, "<html>too large</html>", 413, "refused"),
