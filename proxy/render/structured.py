@@ -37,8 +37,10 @@ _UNCONSTRAINED = frozenset({"openai", "none"})
 def constraint(request: GenerationFields, *, has_tokenizer: bool, tool_parser: str | None) -> dict[str, Any] | None:
     """The ``structured_outputs`` of the sampling parameters, or None.
 
-    RequestError where the engine cannot constrain and the client insists.
+    RequestError where the engine cannot constrain and the client insists, or where nobody could find a forced call.
     """
+    if tool_parser is None and isinstance(request, ChatCompletionRequest):
+        _refuse_forced(request.tool_choice)
     if not has_tokenizer:
         _refuse(request)
         return None
@@ -48,6 +50,12 @@ def constraint(request: GenerationFields, *, has_tokenizer: bool, tool_parser: s
         if forced is not None:
             return {**EMPTY, **forced}
     return asked
+
+
+def _refuse_forced(choice: str | dict[str, Any] | None) -> None:
+    if choice == "required" or isinstance(choice, dict):
+        shown = f'function "{choice["function"]["name"]}"' if isinstance(choice, dict) else f'"{choice}"'
+        raise RequestError(f"tool_choice={shown} requires --tool-call-parser to be set", param="tool_choice")
 
 
 def _refuse(request: GenerationFields) -> None:
