@@ -9,12 +9,12 @@ import logging
 from collections.abc import AsyncIterator
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from proxy.config import ConfigError, Settings
 from proxy.derender.derenderer import Derenderer, UnknownFormat
@@ -123,12 +123,12 @@ def _render_options(settings: Settings) -> RenderOptions:
     )
 
 
-def build(parts: Parts) -> Starlette:
+def build(parts: Parts) -> ASGIApp:
     """The application that serves ``parts``."""
     settings = parts.settings
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: object) -> AsyncIterator[None]:
         if parts.engine is not None:
             await parts.engine.start()
         finding = asyncio.create_task(parts.models.discover())
@@ -146,29 +146,22 @@ def build(parts: Parts) -> Starlette:
                 await parts.engine.close()
             await parts.renderer.close()
 
-    app = Starlette(
-        routes=ROUTES,
-        lifespan=lifespan,
-        middleware=[
-            Middleware(
-                Front,
-                header=settings.request_id_header,
-                routes=[route.path for route in ROUTES],
-                metrics=parts.metrics,
-            ),
-            Middleware(ApiKeys, keys=settings.api_key),
-            Middleware(BodyLimit, limit=settings.max_body_size),
-            Middleware(StreamLimit, limit=settings.max_concurrent_streams, metrics=parts.metrics),
-        ],
-        exception_handlers={
-            RequestError: _known_failure,
-            UpstreamError: _known_failure,
-            HTTPException: _http_failure,
-        },
+    # Starlette's own stack would wrap every send of a stream three times over; these are its parts without that.
+    app: ASGIApp = Router(routes=ROUTES, lifespan=lifespan, redirect_slashes=False)
+    app = ExceptionMiddleware(
+        app,
+        handlers={RequestError: _known_failure, UpstreamError: _known_failure, HTTPException: _http_failure},
     )
-    app.router.redirect_slashes = False
-    app.state.parts = parts
-    return app
+    app = StreamLimit(app, limit=settings.max_concurrent_streams, metrics=parts.metrics)
+    app = BodyLimit(app, limit=settings.max_body_size)
+    app = ApiKeys(app, keys=settings.api_key)
+    return Front(
+        app,
+        header=settings.request_id_header,
+        routes=[route.path for route in ROUTES],
+        metrics=parts.metrics,
+        extra={"derender.parts": parts},
+    )
 
 
 def server(parts: Parts) -> uvicorn.Server:
@@ -183,6 +176,7 @@ def server(parts: Parts) -> uvicorn.Server:
         access_log=False,  # one line a request is ours, at its end
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on who the client is
         timeout_keep_alive=75,  # longer than the 60 s of common load balancers, which must be first to close
         timeout_graceful_shutdown=int(parts.settings.shutdown_timeout),
         backlog=2048,
@@ -191,7 +185,7 @@ def server(parts: Parts) -> uvicorn.Server:
 
 
 async def _known_failure(request: Request, error: Exception) -> Response:
-    parts: Parts = request.app.state.parts
+    parts: Parts = request.scope["derender.parts"]
     told = failure_of(error, record_of(request.scope), parts.metrics)
     assert told is not None
     return error_response(told)

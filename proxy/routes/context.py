@@ -90,7 +90,7 @@ def record_of(scope: Scope) -> Record:
 
 
 def call_of(request: Request) -> Call:
-    parts: Parts = request.app.state.parts
+    parts: Parts = request.scope["derender.parts"]
     return Call(
         request=request,
         parts=parts,

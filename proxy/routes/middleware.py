@@ -33,13 +33,24 @@ GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
 class Front:
     """Request id, access line, counters, and the last resort for exceptions."""
 
-    def __init__(self, app: ASGIApp, *, header: str, routes: Collection[str], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        header: str,
+        routes: Collection[str],
+        metrics: Metrics,
+        extra: dict[str, Any] | None = None,
+    ) -> None:
+        """``extra`` goes into the scope of every request."""
         self.app = app
+        self.extra = {"app": self, **(extra or {})}
         self.header = header.lower()
         self.routes = frozenset(routes)
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.update(self.extra)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -54,6 +65,8 @@ class Front:
             probe=path in PROBES,
         )
         scope["derender.record"] = record
+        # ASGI has no way to cut a connection whose peer takes nothing; closing would wait for it. uvicorn's has.
+        scope["derender.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
         started = False
 
         def with_id(message: Message) -> Any:
@@ -64,6 +77,8 @@ class Front:
                 MutableHeaders(scope=message)[self.header] = record.id
             return send(message)
 
+        # A stream sends through this and past what lies between, which matters only before its headers.
+        scope["derender.send"] = with_id
         try:
             await self.app(scope, receive, with_id)
         except ClientLeft:
@@ -110,7 +125,6 @@ class ApiKeys:
             error = RequestError(
                 "No valid API key was given.",
                 status=401,
-                code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
             await error_response(error)(scope, receive, send)
@@ -175,7 +189,7 @@ class StreamLimit:
             return
         if self.limit and self.metrics.streams_active >= self.limit:
             error = RequestError(
-                f"{self.limit} requests are being generated, which is as many as this server takes.",
+                f"This server generates {self.limit} answers at one time (--max-concurrent-streams). Try again later.",
                 status=429,
                 headers={"retry-after": "1"},
             )

@@ -98,6 +98,7 @@ class Stream(EventSourceResponse):
         self._sending = False
         self._since = 0.0  # event loop time at which the send under way began, or the last one ended
         self._complete = False
+        self._stalled = False
 
     async def _stream_response(self, send: Send) -> None:
         now = asyncio.get_running_loop().time
@@ -119,33 +120,38 @@ class Stream(EventSourceResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
+        """The one timer of a stream. Returning tears the response down."""
         now = asyncio.get_running_loop().time
+        tick = min(self._keep_alive or self._stall_timeout, self._stall_timeout)
         while self.active:
             idle = now() - self._since
-            limit = self._stall_timeout if self._sending or not self._keep_alive else self._keep_alive
-            if idle < limit:
-                await asyncio.sleep(limit - idle if not self._keep_alive else min(limit - idle, self._keep_alive))
-            elif self._sending:
-                return  # the client takes nothing: returning tears the response down
-            elif self._keep_alive:
+            if self._sending and idle >= self._stall_timeout:
+                self._stalled = True
+                return
+            if not self._sending and self._keep_alive and idle >= self._keep_alive:
                 self._since = now()
                 message = {"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True}
                 try:
                     await asyncio.wait_for(send(message), self._stall_timeout)
                 except TimeoutError:
+                    self._stalled = True
                     return
-            else:
-                await asyncio.sleep(self._stall_timeout)
+                idle = 0.0
+            limit = self._stall_timeout if self._sending else self._keep_alive or self._stall_timeout
+            await asyncio.sleep(min(tick, max(limit - idle, 0.001)))
 
     async def _listen_for_exit_signal_with_grace(self) -> None:
         await asyncio.get_running_loop().create_future()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, scope.get("derender.send", send))
         finally:
             self._generation.release()
             self._on_end(self._complete)
+            transport = scope.get("derender.transport")
+            if self._stalled and transport is not None:
+                transport.abort()
             # A generator that was never started has nothing to run, one that was left at a yield has its clean-up.
             with contextlib.suppress(Exception):
                 await self._blocks.aclose()
