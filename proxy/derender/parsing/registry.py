@@ -103,7 +103,7 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
     states = dict(tools.states)
     entry = tools.entry
     if forced:
-        states.update(_forced(entry, forced))
+        states.update(_forced(tools, forced))
         entry = "forced"
     if reasoning is None:
         return Grammar(states, entry, markers=tools.markers)
@@ -129,16 +129,18 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
     return Grammar(states, "begin", "reasoning_begins", tools.markers)
 
 
-def _forced(entry: str, forced: str) -> dict[str, State]:
+def _forced(tools: ToolFormat, forced: str) -> dict[str, State]:
     """Plain JSON at the very beginning of the answer: an array of calls, one call, or its arguments."""
+    entry = tools.entry
+    markers = tools.states[entry].on
     if forced == "named":
         return {
-            "forced": State(Sink.GAP, starts={"{": "forced_named", "[": "forced_list"}, otherwise=entry),
+            "forced": State(Sink.GAP, on=markers, starts={"{": "forced_named", "[": "forced_list"}, otherwise=entry),
             "forced_named": State(Sink.CALL, reader=NamedReader, then=entry, trial=True),
             "forced_list": _list(entry),
         }
     return {
-        "forced": State(Sink.GAP, starts={"[": "forced_list", "{": "forced_object"}, otherwise=entry),
+        "forced": State(Sink.GAP, on=markers, starts={"[": "forced_list", "{": "forced_object"}, otherwise=entry),
         "forced_list": _list(entry),
         "forced_object": State(
             Sink.CALL, reader=partial(CallReader, needs_arguments=True), then=entry, trial=True, declared=True
