@@ -34,7 +34,8 @@ SAMPLES = (
     '{"type": "function", "function": {"name": "search", "description": "Search the web", "parameters": {"type": '
     '"object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}\n',
     "The user wants to know the weather. I should call the tool, then answer. Let me think about it step by step.\n",
-    "Grüße aus Köln, schöne Straße. Où est la bibliothèque ? ¿Qué tal, señor? Привет, как дела? 你好，世界。こんにちは。\n",
+    "Grüße aus Köln, schöne Straße. Où est la bibliothèque ? ¿Qué tal, señor? Привет, как дела? "
+    "你好，世界。こんにちは。\n",
     "안녕하세요 세계. שלום עולם. مرحبا بالعالم. नमस्ते दुनिया. 👋 🌍 🚀 👩‍👩‍👧 🇫🇷 ☀️ → ≤ ≥ € £\n",
 )
 # One word with what is before it, three digits, runs of punctuation, blanks: the usual cut before merging.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 from typing import Any
 
 import pytest
 
 from proxy.engines.base import GenerateRequest
-from proxy.engines.vllm import VLLMEngine
+from proxy.engines.vllm import VLLMEngine, VLLMOptions
 from proxy.errors import UpstreamError
 from proxy.protocol.generate import GenerateEvent
 from tests.engines.raw_server import (
@@ -271,6 +273,21 @@ async def test_nobody_listens() -> None:
             await engine.models()
 
 
+async def test_nobody_accepts() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf, contextlib.ExitStack() as fillers:
+        for _ in range(4):  # until the kernel drops what knocks
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        await asyncio.sleep(0.05)
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        async with engine_for(url, connect_timeout=0.2) as engine:
+            for call in (collect(engine, GenerateRequest("r", [1])), engine.generate_full(GenerateRequest("r", [1]))):
+                with pytest.raises(UpstreamError) as caught:
+                    await call
+                assert (caught.value.kind, caught.value.status) == ("timeout_connect", 504)
+
+
 async def test_closed_without_an_answer_is_tried_once_more() -> None:
     answers: list[list[Step]] = [["close"], sse(event(7, finish="stop"), DONE)]
     async with serving(lambda asked: answers.pop(0)) as server, engine_for(server.url) as engine:
@@ -449,12 +466,18 @@ async def test_models_health_metrics() -> None:
             await engine.models()
 
 
+async def test_an_engine_under_a_path() -> None:
+    async with serving(lambda asked: sse(event(7, finish="stop"), DONE)) as server:
+        async with engine_for(server.url + "/some/path/") as engine:
+            await collect(engine, GenerateRequest("r", [1]))
+            assert await engine.healthy()
+    assert [asked.path for asked in server.asked] == ["/some/path" + GENERATE, "/some/path/health"]
+
+
 async def test_not_started() -> None:
+    engine = VLLMEngine(VLLMOptions(url="http://127.0.0.1:1"))
     with pytest.raises(RuntimeError):
-        await VLLMEngine(engine_options()).healthy()
-
-
-def engine_options() -> Any:
-    from proxy.engines.vllm import VLLMOptions
-
-    return VLLMOptions(url="http://127.0.0.1:1")
+        await engine.healthy()
+    with pytest.raises(RuntimeError):
+        await collect(engine, GenerateRequest("r", [1]))
+    await engine.close()
