@@ -15,6 +15,8 @@ from proxy.errors import RequestError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_NESTING = 200  # of a body: what reads it later, templates too, recurses, and Python allows 1000 frames in all
+
 _AT = re.compile(r" - at `\$\.?(.*)`$")
 _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -44,7 +46,25 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise RequestError("The request body is not valid JSON.") from error
     if not isinstance(value, dict):
         raise RequestError("The request body must be a JSON object.")
+    # few brackets cannot nest deeply, and most bodies have few
+    if body.count(b"{") + body.count(b"[") > MAX_NESTING and _deeper_than(value, MAX_NESTING):
+        raise RequestError("The request body is nested too deeply.")
     return value
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        inner: list[object] = []
+        for node in level:
+            items = list(node.values()) if isinstance(node, dict) else node
+            # the types first: a prompt of 100,000 ids is not to be walked in Python
+            if isinstance(items, list) and not {dict, list}.isdisjoint(map(type, items)):
+                inner += [item for item in items if isinstance(item, dict | list)]
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def to_struct(data: dict[str, Any], kind: type[T]) -> T:

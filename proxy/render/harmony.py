@@ -156,9 +156,10 @@ class Harmony:
             for mark in ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>")
         )
         result: list[int] = []
+        last = max((index for index, token in enumerate(ids) if token == message), default=-1)
         at = 0
         while at < len(ids):
-            if ids[at] != start or message not in ids[at:]:
+            if ids[at] != start or at > last:
                 result.append(ids[at])
                 at += 1
                 continue

@@ -206,7 +206,8 @@ async def test_logit_bias_is_clamped() -> None:
 
 
 async def test_unknown_fields_go_along_but_none_that_the_engine_reads() -> None:
-    rendered = await chat(future=1, **dict.fromkeys(RESERVED - set(chat_fields()), 5))
+    unread: dict[str, Any] = dict.fromkeys(RESERVED - set(chat_fields()), 5)
+    rendered = await chat(future=1, **unread)
     assert rendered.extra == {"future": 1}
 
 
