@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proxy.derender.detokenizer import detokenizer
 from proxy.derender.logprobs import LogprobFormatter
@@ -59,6 +60,9 @@ class Derenderer:
             if isinstance(item, JointFormat):
                 self._joint = item
         self._reasoning = reasoning if isinstance(reasoning, ReasoningFormat) else None
+        if self._reasoning is not None and self._reasoning.spelled and self._reasoning.start not in vocabulary.added:
+            start, end = self._reasoning.spelled
+            self._reasoning = replace(self._reasoning, start=start, end=end)
         self._tools = tools if isinstance(tools, ToolFormat) else None
         self._compiled: dict[tuple[bool, str], tuple[Grammar, Program]] = {}
 
@@ -184,8 +188,9 @@ class Derenderer:
             return grammar.entry
         inside = self._prompt_says(reasoning, prompt)
         if inside is None:
-            off = any(settings.chat_template_kwargs.get(name) is False for name in reasoning.switch)
-            inside = reasoning.open_by_default and not off
+            given = settings.chat_template_kwargs
+            off = any(given.get(name) is False for name in reasoning.switch)
+            inside = (reasoning.open_by_default and not off) or any(given.get(name) for name in reasoning.opens)
         return grammar.open_entry if inside else grammar.entry
 
     def _prompt_says(self, reasoning: ReasoningFormat, prompt: Sequence[int]) -> bool | None:

@@ -33,8 +33,10 @@ class ReasoningFormat:
     """A region of reasoning between two markers, in front of everything else.
 
     ``open_by_default``: where the prompt does not say, the output begins inside. ``switch``: names of
-    ``chat_template_kwargs`` that turn reasoning off with a false value. ``ends_with_call``: a call that
-    begins inside ends the reasoning, as long as it names a declared tool.
+    ``chat_template_kwargs`` that turn reasoning off with a false value; ``opens``: those that make the
+    output begin inside with a true value. ``ends_with_call``: a call that begins inside ends the reasoning,
+    as long as it names a declared tool. ``spelled``: the markers of older checkpoints, whose vocabulary has no
+    token for ``start``.
     """
 
     names: tuple[str, ...]
@@ -42,8 +44,10 @@ class ReasoningFormat:
     end: str
     open_by_default: bool
     switch: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
     ends_with_call: bool = False
     literal: bool = False
+    spelled: tuple[str, str] | None = None
     trim: Trim = field(default_factory=Trim)
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek R1 reasoning and the tool calls of V3 and V3.1.
+"""DeepSeek: ``<think>`` reasoning, the tool calls of V3 and V3.1, and the DSML of V3.2, V4 and V4.1.
 
 V3-0324 and R1 write ::
 
@@ -9,21 +9,53 @@ V3-0324 and R1 write ::
     <｜tool▁call▁begin｜>...<｜tool▁calls▁end｜>
 
 V3.1 writes ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>``. Both share their markers and are
-told apart by what stands before the separator.
+told apart by what stands before the separator. V3.2 and V4 write, behind a blank line ::
+
+    <｜DSML｜function_calls>
+    <｜DSML｜invoke name="NAME">
+    <｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>
+    </｜DSML｜invoke>
+    </｜DSML｜function_calls>
+
+V4 calls the outer element ``tool_calls``; V4.1 calls it ``calls`` and writes a space behind every ``｜DSML｜``, which
+is one token, the rest being ordinary text. An ``invoke`` without the outer element is a call if its tool is
+declared. Sources: the checkpoints' chat templates, and ``encoding_dsv32.py`` and its successors.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
+from proxy.derender.parsing.arguments.dsml import DsmlReader
 from proxy.derender.parsing.arguments.headed import FencedReader
 from proxy.derender.parsing.model import Sink, State
 from proxy.derender.parsing.registry import ReasoningFormat, ToolFormat, Trim
 
-DEEPSEEK_R1 = ReasoningFormat(
-    names=("deepseek_r1",),
-    start="<think>",
-    end="</think>",
-    open_by_default=True,
-    trim=Trim(reasoning=False),
+
+def _reasoning(
+    *names: str,
+    open_by_default: bool,
+    switch: tuple[str, ...] = (),
+    opens: tuple[str, ...] = (),
+    ends_with_call: bool = False,
+) -> ReasoningFormat:
+    return ReasoningFormat(
+        names=names,
+        start="<think>",
+        end="</think>",
+        open_by_default=open_by_default,
+        switch=switch,
+        opens=opens,
+        ends_with_call=ends_with_call,
+        trim=Trim(reasoning=False),
+    )
+
+
+_SWITCH = ("thinking", "enable_thinking")
+DEEPSEEK_R1 = _reasoning("deepseek_r1", "step5", open_by_default=True)
+DEEPSEEK_V3_THINKING = _reasoning("deepseek_v3", open_by_default=False, opens=_SWITCH)
+DEEPSEEK_V4_THINKING = _reasoning(
+    "deepseek_v4", "deepseek_v41", open_by_default=True, switch=_SWITCH, ends_with_call=True
 )
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
@@ -31,7 +63,7 @@ _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>
 _OPENERS = {_CALLS: "section", _CALL: "head"}
 
 DEEPSEEK_V3 = ToolFormat(
-    names=("deepseek_v3",),
+    names=("deepseek_v3", "deepseek_v31"),
     states={
         "content": State(Sink.CONTENT, on={**_OPENERS, _CALLS_END: "content"}),
         "section": State(Sink.DROP, on={_CALL: "head", _CALLS_END: "content"}, trial=True),
@@ -41,4 +73,36 @@ DEEPSEEK_V3 = ToolFormat(
     },
 )
 
-FORMATS = (DEEPSEEK_R1, DEEPSEEK_V3)
+
+def _dsml(names: tuple[str, ...], outer: str, space: str = "", more: tuple[str, ...] = ()) -> ToolFormat:
+    """``more``: other openers that the model is known to write."""
+    begin, end = f"<｜DSML｜{space}{outer}>", f"</｜DSML｜{space}{outer}>"
+    invoke = f'<｜DSML｜{space}invoke name="'
+    openers = dict.fromkeys((begin, *more), "section")
+    reader = partial(DsmlReader, space)
+    return ToolFormat(
+        names=names,
+        ends_reasoning=(begin,),
+        states={
+            "content": State(Sink.CONTENT, on={**openers, invoke: "bare", end: "content"}),
+            "section": State(Sink.DROP, on={invoke: "call", end: "content"}, trial=True),
+            "bare": State(Sink.CALL, reader=reader, then="called", trial=True, declared=True),
+            "call": State(Sink.CALL, reader=reader, then="called"),
+            "called": State(Sink.GAP, on={**openers, invoke: "call", end: "called"}, otherwise="content"),
+        },
+    )
+
+
+DEEPSEEK_V32 = _dsml(("deepseek_v32",), "function_calls")
+DEEPSEEK_V4 = _dsml(("deepseek_v4",), "tool_calls", more=("<｜DSML｜toolcalls>", "<｜DSML｜tool>"))
+DEEPSEEK_V41 = _dsml(("deepseek_v41",), "calls", space=" ")
+
+FORMATS = (
+    DEEPSEEK_R1,
+    DEEPSEEK_V3_THINKING,
+    DEEPSEEK_V4_THINKING,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
+    DEEPSEEK_V41,
+)
