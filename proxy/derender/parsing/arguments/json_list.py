@@ -17,13 +17,18 @@ _OPEN, _ITEM, _IN_ITEM, _NEXT = range(4)
 class ListReader:
     """``[{"name": ..., "arguments": ...}, ...]``: one call after the other.
 
-    ``item``: what reads one object of the list, where it is written in another way.
+    ``item``: what reads one object of the list, where it is written in another way. ``label``: a word that may
+    stand in front of the list.
     """
 
-    __slots__ = ("_at", "_item", "_any", "_make", "done", "failed")
+    __slots__ = ("_at", "_item", "_any", "_make", "_label", "_labelled", "done", "failed")
 
-    def __init__(self, needs_arguments: bool = False, item: Callable[[], Reader] | None = None) -> None:
+    def __init__(
+        self, needs_arguments: bool = False, item: Callable[[], Reader] | None = None, label: str = ""
+    ) -> None:
         self._at = _OPEN
+        self._label = label
+        self._labelled = 0  # characters of the label that were read
         self._item: Reader | None = None
         self._any = False  # a call has begun: what follows cannot be undone
         self._make: Callable[[], Reader] = item or partial(CallReader, needs_arguments=needs_arguments)
@@ -41,8 +46,11 @@ class ListReader:
             if match is None:
                 return len(text)
             at, char = match.start(), match.group()
-            if self._at == _OPEN and char == "[":
+            if self._at == _OPEN and char == "[" and self._labelled in (0, len(self._label)):
                 self._at = _ITEM
+                at += 1
+            elif self._at == _OPEN and self._label.startswith(char, self._labelled):
+                self._labelled += 1
                 at += 1
             elif self._at == _ITEM and char == "{":
                 self._item = self._make()
@@ -83,10 +91,10 @@ class ListReader:
         self.done = True
 
     def save(self) -> list[Any]:
-        return [self._at, self._any, None if self._item is None else self._item.save()]
+        return [self._at, self._any, self._labelled, None if self._item is None else self._item.save()]
 
     def load(self, state: Any) -> None:
-        self._at, self._any, item = state
+        self._at, self._any, self._labelled, item = state
         if item is not None:
             self._item = self._make()
             self._item.load(item)

@@ -14,7 +14,9 @@ The text between the parts is noise.
 
 from __future__ import annotations
 
-from proxy.derender.parsing.arguments.headed import HeadedReader
+from functools import partial
+
+from proxy.derender.parsing.arguments.headed import HeadedReader, plain_name
 from proxy.derender.parsing.model import Sink, State
 from proxy.derender.parsing.registry import ReasoningFormat, ToolFormat
 
@@ -27,7 +29,11 @@ _REQUESTS, _REQUESTS_END = _marker("begin_tool_requests"), _marker("end_tool_req
 _REQUEST, _REQUEST_END = _marker("begin_tool_request"), _marker("end_tool_request")
 _NAME, _NAME_END = _marker("begin_tool_name"), _marker("end_tool_name")
 _ARGUMENTS = _marker("begin_tool_arguments") + "<|plamo:constrain|>json<|plamo:msg|>"
-_ARGUMENTS_END = _marker("end_tool_arguments")
+
+
+def _name(head: str) -> tuple[str, str] | None:
+    return plain_name(head.partition(_NAME_END)[0])
+
 
 PLAMO3_REASONING = ReasoningFormat(
     names=("plamo3",),
@@ -46,9 +52,10 @@ PLAMO3 = ToolFormat(
         "lead": State(Sink.GAP, on={_REQUESTS: "requests"}, otherwise="content", drop_if_content=True),
         "content": State(Sink.CONTENT, on={_REQUESTS: "requests"}),
         "requests": State(Sink.DROP, on={_NAME: "name", _REQUEST: "requests", _REQUESTS_END: "lead"}, trial=True),
-        "name": State(Sink.HEAD, on={_NAME_END: "named", _REQUESTS_END: "lead"}, trial=True),
-        "named": State(Sink.HEAD, on={_ARGUMENTS: "arguments", _REQUEST_END: "requests", _REQUESTS_END: "lead"}),
-        "arguments": State(Sink.CALL, reader=HeadedReader, then="called", headed=True),
+        "name": State(
+            Sink.HEAD, on={_ARGUMENTS: "arguments", _REQUEST_END: "requests", _REQUESTS_END: "lead"}, literal=True
+        ),
+        "arguments": State(Sink.CALL, reader=partial(HeadedReader, _name), then="called", headed=True),
         "called": State(Sink.DROP, on={_REQUEST: "requests", _NAME: "name", _REQUESTS_END: "lead"}),
     },
 )

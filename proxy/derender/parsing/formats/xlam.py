@@ -15,7 +15,7 @@ from proxy.derender.parsing.model import Sink, State
 from proxy.derender.parsing.registry import ToolFormat
 
 _FENCE = "```"
-_OPENERS = {"```json": "calls", _FENCE: "calls", "[TOOL_CALLS]": "calls", "<tool_call>": "calls"}
+_OPENERS = {_FENCE: "calls", "[TOOL_CALLS]": "calls", "<tool_call>": "calls"}
 _CLOSERS = {_FENCE: "content", "</tool_call>": "content"}
 
 XLAM = ToolFormat(
@@ -25,7 +25,11 @@ XLAM = ToolFormat(
         "answer": State(Sink.GAP, on=_OPENERS, starts={"[": "calls"}, otherwise="content"),
         "content": State(Sink.CONTENT, on=_OPENERS),
         "calls": State(
-            Sink.CALL, reader=partial(ListReader, needs_arguments=True), then="closing", trial=True, declared=True
+            Sink.CALL,
+            reader=partial(ListReader, needs_arguments=True, label="json"),
+            then="closing",
+            trial=True,
+            declared=True,
         ),
         "closing": State(Sink.GAP, on=_CLOSERS, otherwise="content"),
     },
