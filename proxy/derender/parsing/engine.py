@@ -88,7 +88,8 @@ class CompiledState:
         self.headed = state.headed
         self.route = state.route
         self.guarded = state.guarded
-        self.markers = tuple(sorted((m for m in state.on if m not in vocabulary.added), key=len, reverse=True))
+        wanted = state.inner if state.sink == Sink.CALL else state.on
+        self.markers = tuple(sorted((m for m in wanted if m not in vocabulary.added), key=len, reverse=True))
         self.pattern = re.compile("|".join(map(re.escape, self.markers))) if self.markers else None
         first = "".join(sorted({marker[0] for marker in self.markers}))
         self.first = re.compile(f"[{re.escape(first)}]") if first else _NOTHING
@@ -117,7 +118,7 @@ class Program:
     @classmethod
     def compile(cls, states: Mapping[str, State], vocabulary: Vocabulary, more: Collection[str] = ()) -> Program:
         """``more``: markers that only the readers of the format know."""
-        wanted = {marker for state in states.values() for marker in state.on} | set(more)
+        wanted = {marker for state in states.values() for marker in (*state.on, *state.inner)} | set(more)
         marks = {token_id: (text, False) for text, token_id in vocabulary.added.items() if text in wanted}
         by_id = {token_id: text for text, token_id in vocabulary.added.items()}
         for token_id in vocabulary.special:
@@ -286,7 +287,10 @@ class Machine:
         state = self._state
         if state.sink == Sink.CALL:
             assert self._reader is not None
-            self._reader.finish(self)
+            if self._held:
+                self._reader.text(self._held, self)
+            if not (self._reader.done or self._reader.failed):
+                self._reader.finish(self)
             self._reader = None
         elif self._held:
             if state.sink == Sink.GAP:
@@ -429,6 +433,8 @@ class Machine:
         """Text of a call: its reader takes what is its own; returns what is left to read."""
         reader = self._reader
         assert reader is not None
+        if self._state.pattern is not None:
+            return self._read_marked(self._state, text)
         used = reader.text(text, self)
         if reader.failed and self._trial is not None:
             self._fail_trial()
@@ -437,6 +443,33 @@ class Machine:
             self._enter(self._state.then)
             return text[used:]
         return ""
+
+    def _read_marked(self, state: CompiledState, text: str) -> str:
+        """The same where markers of the reader are no tokens, and have to be found first."""
+        assert self._reader is not None and state.pattern is not None
+        text = self._held + text
+        match = state.pattern.search(text) if state.first.search(text) is not None else None
+        end = state.tail(text) if match is None else match.start()
+        self._held = "" if match is not None else text[end:]
+        if end:
+            used = self._reader.text(text[:end], self)
+            if self._reader.failed and self._trial is not None:
+                self._fail_trial()
+                return ""
+            if self._reader.done or self._reader.failed:
+                self._held = ""
+                self._enter(state.then)
+                return text[used:]
+        if match is None:
+            return ""
+        failures, trial = self._failures, self._trial
+        self._take(match.group(), False)
+        if failures != self._failures:  # it was read again as text, all of it
+            return ""
+        rest = text[match.end() :]
+        if self._trial is not trial:
+            self._trial_text(rest)
+        return rest
 
     def _mark(self, marker: str, special: bool) -> None:
         broken_off = self._detokenizer.break_off()
@@ -453,6 +486,24 @@ class Machine:
             if trial.size > TRIAL_LIMIT:
                 self._fail_trial(literally=True)
                 return
+        if self._held and self._state.sink == Sink.CALL:  # it was no marker
+            failures, held, self._held = self._failures, self._held, ""
+            assert self._reader is not None
+            trial = self._trial
+            used = self._reader.text(held, self)
+            if self._reader.failed and self._trial is not None:
+                self._fail_trial()
+                return
+            if self._reader.done or self._reader.failed:
+                self._enter(self._state.then)
+                self._run(held[used:])
+            if failures != self._failures:
+                return
+            if self._trial is not trial and self._trial is not None:
+                self._trial.items.append((_SPECIAL if special else _MARKER, marker))
+        self._take(marker, special)
+
+    def _take(self, marker: str, special: bool) -> None:
         while self._state.sink == Sink.CALL:
             reader = self._reader
             assert reader is not None

@@ -86,6 +86,8 @@ class State:
     markers without an entry are text even where the vocabulary calls them special. ``headed``: the reader is
     a ``HeadedReader``. ``route``: this state is only passed through: the header decides which state comes
     next. ``drop_if_content``: for ``Sink.GAP``, skip to ``otherwise`` at once where content was sent before.
+    ``inner``: for ``Sink.CALL``, markers that the reader wants to be told of: those that are no tokens are found
+    in the text and handed over as if they were, so that a reader need not look for them.
     """
 
     sink: Sink
@@ -101,3 +103,4 @@ class State:
     headed: bool = False
     route: Callable[[str], str] | None = None
     guarded: frozenset[str] = frozenset()
+    inner: tuple[str, ...] = ()
