@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
+
 from proxy.derender.deltas import Delta, ToolCallDelta
 from proxy.derender.logprobs import LogprobFormatter
 from proxy.derender.parsing.engine import Machine
@@ -33,6 +35,9 @@ class ChatStream:
         "_primary_eos",
         "_stop_ids",
         "_cut_ids",
+        "_watched",
+        "_deferred",
+        "_deferred_logprobs",
         "_filters",
         "_stops",
         "_logprobs",
@@ -66,6 +71,10 @@ class ChatStream:
         self._primary_eos = primary_eos
         self._stop_ids = frozenset(settings.stop_token_ids)
         self._cut_ids = frozenset() if settings.ignore_eos else frozenset(cut_ids)
+        self._watched = self._cut_ids | self._stop_ids
+        # a trailing id that may turn out to have stopped the engine, until the next chunk tells
+        self._deferred: list[int] = []
+        self._deferred_logprobs: list[TokenLogprob] = []
         self._filters = tuple(filters)
         self._stops: StopMatcher | None = None
         if settings.stop:
@@ -104,7 +113,13 @@ class ChatStream:
         """
         if self.finished:
             return []
-        if finish_reason is None and self._lean and not self._ended and self._cut_ids.isdisjoint(token_ids):
+        if (
+            finish_reason is None
+            and self._lean
+            and not self._ended
+            and not self._deferred
+            and self._watched.isdisjoint(token_ids)
+        ):
             self.completion_tokens += len(token_ids)
             machine = self._machine
             machine.feed(token_ids)
@@ -132,6 +147,8 @@ class ChatStream:
         stop_reason: int | str | None,
         logprobs: Sequence[TokenLogprob] | None,
     ) -> list[Delta]:
+        if self._deferred or (finish_reason is None and token_ids and token_ids[-1] in self._stop_ids):
+            token_ids, logprobs = self._defer(token_ids, logprobs, finish_reason is None)
         ids, shown = self._trim(token_ids, finish_reason, stop_reason)
         out: list[Delta] = []
         if self._lean:
@@ -146,6 +163,17 @@ class ChatStream:
         elif finish_reason is not None:
             self._end(finish_reason, stop_reason, out)
         return out
+
+    def _defer(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None, goes_on: bool
+    ) -> tuple[Sequence[int], Sequence[TokenLogprob] | None]:
+        """Take up what was put off, and put off a trailing stop id: only the finish reason says what it is."""
+        ids = [*self._deferred, *token_ids]
+        entries = None if logprobs is None else [*self._deferred_logprobs, *logprobs]
+        keep = len(ids) - 1 if goes_on and ids and ids[-1] in self._stop_ids else len(ids)
+        self._deferred = ids[keep:]
+        self._deferred_logprobs = [] if entries is None else entries[keep:]
+        return ids[:keep], None if entries is None else entries[:keep]
 
     def _trim(
         self, token_ids: Sequence[int], finish_reason: str | None, stop_reason: int | str | None
@@ -293,6 +321,8 @@ class ChatStream:
             self.finished,
             self.stopped,
             self.completion_tokens,
+            self._deferred,
+            msgspec.to_builtins(self._deferred_logprobs),
         ]
 
     def load(self, saved: list[Any]) -> None:
@@ -300,8 +330,10 @@ class ChatStream:
 
         Raises KeyError, TypeError or ValueError for data that no stream of this request can have saved.
         """
-        machine, filters, held, self._calls, self._muted, self._ended, self.finished, self.stopped, tokens = saved
-        self.completion_tokens = tokens
+        machine, filters, held, self._calls, self._muted, self._ended, self.finished, self.stopped, *rest = saved
+        self.completion_tokens, deferred, logprobs = rest
+        self._deferred = list(deferred)
+        self._deferred_logprobs = msgspec.convert(logprobs, list[TokenLogprob])
         self._machine.load(machine)
         for item, state in zip(self._filters, filters, strict=True):
             item.load(state)

@@ -134,6 +134,7 @@ def check(family: str, parts: list[str], seed: int) -> None:
         stop=rng.choice(((), (), ("end.", "a <"), ("Hello world",), ("}",))),
         include_stop_str_in_output=rng.random() < 0.3,
         min_tokens=rng.choice((0, 0, 4)),
+        stop_token_ids=rng.choice(((), (), tuple(ids[-1:]), tuple(ids[:2]))),
         ignore_eos=rng.random() < 0.2,
         skip_special_tokens=rng.random() < 0.8,
         parallel_tool_calls=rng.random() < 0.8,

@@ -145,6 +145,20 @@ def test_stop_token_ids() -> None:
     assert whole(kept, "left right up", stop_reason=stop).content == "left right up"
 
 
+def test_a_stop_id_is_put_off_until_the_next_chunk_tells_what_it_was() -> None:
+    (stop,) = ids(" up")
+    tokens = ids("left right up")
+    request: dict[str, Any] = {"tools": None, "stop_token_ids": (stop,), "return_token_ids": True}
+    stopped = opened(**request)
+    deltas = [*stopped.feed(tokens), *stopped.feed([], "stop", stop)]
+    assert (told(deltas).content, told(deltas).token_ids) == ("left right", tokens)
+    cut = opened(**request)
+    assert told([*cut.feed(tokens), *cut.feed([], "length")]).content == "left right up"
+    more = opened(**request)
+    assert told([*more.feed(tokens), *more.feed(ids("!"), "length")]).content == "left right up!"
+    assert more.completion_tokens == 4
+
+
 def test_the_primary_eos_is_no_stop_reason_of_a_chat_answer() -> None:
     assert whole(opened(), "Hi<|im_end|>", stop_reason=EOS).stop_reason is None
     assert whole(opened(report_eos=True), "Hi<|im_end|>", stop_reason=EOS).stop_reason == EOS
