@@ -105,6 +105,8 @@ class Renderer:
             remote = await self._remote.chat(request.raw)
             rendered = self._rendered(request, lengths, remote.token_ids, self._remote_limits(remote, limits))
             rendered.features, rendered.content_parts = remote.features, remote.content_parts
+            if remote.content_parts is not None:  # raw media, which the engine resolves itself
+                rendered.extra["content_parts"] = remote.content_parts
             rendered.token_offsets = remote.token_offsets
             rendered.reasoning_ended = remote.reasoning_ended
             rendered.reasoning_parser_kwargs = remote.reasoning_parser_kwargs

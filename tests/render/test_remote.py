@@ -78,6 +78,13 @@ async def test_the_prompt_and_its_features_are_the_remote_ones() -> None:
     assert rendered.settings.stop == ("x",)
 
 
+async def test_raw_media_go_along_to_the_engine() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+    async with rendering(Server(body=json.dumps({**PLAIN, "content_parts": parts}).encode())) as one:
+        rendered = await one.chat(parse_chat(body(content_parts="mine"), media=True))
+    assert (rendered.content_parts, rendered.extra) == (parts, {"content_parts": parts})
+
+
 async def test_the_remote_constraint_needs_an_engine_with_a_tokenizer() -> None:
     params = {**PLAIN["sampling_params"], "structured_outputs": {"structural_tag": "{}"}}
     answer = json.dumps({**PLAIN, "sampling_params": params}).encode()
