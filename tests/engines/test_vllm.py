@@ -189,6 +189,20 @@ async def test_faults_in_the_stream_come_after_what_was_decoded(steps: list[Step
     assert len(aborted) == (0 if kind == "error_event" else 1)
 
 
+@pytest.mark.parametrize("ending", ["close", "reset"])
+async def test_what_came_before_a_break_is_not_lost_to_a_slow_reader(ending: str) -> None:
+    steps: list[Step] = [SSE_HEAD, http_chunk(event(1)), 0.02, http_chunk(event(2) + event(3)), 0.02, ending]
+    async with serving(generate_only(steps)) as server, engine_for(server.url) as engine:
+        async with engine.generate(GenerateRequest("r", [1])) as stream:
+            await anext(stream)
+            await asyncio.sleep(0.1)
+            late = await anext(stream)
+            assert [choice.token_ids for one in late for choice in one.choices] == [[2], [3]]
+            with pytest.raises(UpstreamError) as caught:
+                await anext(stream)
+    assert caught.value.kind == "eof"
+
+
 async def test_one_of_two_choices_unfinished_is_no_end() -> None:
     error, seen, _ = await fail(sse(event(1, finish="stop"), event(2, index=1), DONE), n=2)
     assert (error.kind, seen) == ("eof", [1, 2])
