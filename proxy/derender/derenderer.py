@@ -19,7 +19,7 @@ from proxy.derender.parsing.registry import (
     builtin,
     compose,
 )
-from proxy.derender.profiles import CompleteFilter, Filter, TrimFilter
+from proxy.derender.profiles import CompleteFilter, Filter, TailFilter, TrimFilter
 from proxy.derender.settings import ChatSettings
 from proxy.derender.stream import ChatStream
 from proxy.derender.tool_ids import ToolCallIds, digest_ids
@@ -172,6 +172,8 @@ class Derenderer:
             content = (self._joint or self._tools or self._reasoning or PLAIN).trim
             if reasoning.reasoning or content.content:
                 filters.append(TrimFilter(reasoning.reasoning, content.content))
+        elif self._reasoning is not None and self._reasoning.drops_tail:
+            filters.append(TailFilter())
         return filters
 
     def _logprobs(self, settings: ChatSettings) -> LogprobFormatter | None:

@@ -1,8 +1,9 @@
 """The two knobs, as filters behind the parser's events.
 
 ``TrimFilter`` (``--framing-whitespace trim``) drops whitespace that frames reasoning, content and calls;
-``CompleteFilter`` (``--tool-call-streaming complete``) sends a call once, when it has closed and is a JSON
-object, and never an open or a broken one. Both keep plain data as state and depend on the events alone.
+``TailFilter`` is what some families drop even where whitespace is kept. ``CompleteFilter``
+(``--tool-call-streaming complete``) sends a call once, when it has closed and is a JSON object, and never an
+open or a broken one. All keep plain data as state and depend on the events alone.
 """
 
 from __future__ import annotations
@@ -96,6 +97,43 @@ class TrimFilter:
 
     def load(self, state: Any) -> None:
         self._space, self._channel, self._fresh, self._framed = state
+
+
+class TailFilter:
+    """Drops whitespace at the end of the reasoning, where a family's reasoning ends with what frames it."""
+
+    __slots__ = ("_space",)
+
+    def __init__(self) -> None:
+        self._space = ""
+
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            if event[0] == REASONING:
+                text = self._space + event[1] if self._space else event[1]
+                body = text.rstrip()
+                if len(body) == len(text):
+                    self._space = ""
+                    out.append(event if text is event[1] else (REASONING, text, ""))
+                    continue
+                self._space = text[len(body) :]
+                if body:
+                    out.append((REASONING, body, ""))
+                continue
+            self._space = ""
+            out.append(event)
+        return out
+
+    def finish(self) -> list[Event]:
+        self._space = ""
+        return []
+
+    def save(self) -> Any:
+        return self._space
+
+    def load(self, state: Any) -> None:
+        self._space = state
 
 
 class CompleteFilter:

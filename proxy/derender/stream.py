@@ -80,8 +80,8 @@ class ChatStream:
         if settings.stop:
             self._stops = StopMatcher(settings.stop, settings.include_stop_str_in_output, settings.min_tokens)
         self._logprobs = logprobs
-        # nothing between the parser's events and the deltas
-        self._lean = not (self._filters or self._stops or logprobs or settings.return_token_ids)
+        # it does not matter which token says what
+        self._lean = not (self._stops or logprobs or settings.return_token_ids)
         self._named = settings.forced == "named"
         self._calls = 0  # calls begun
         self._muted = False  # inside a call that the client did not want
@@ -126,17 +126,19 @@ class ChatStream:
             events = machine.events
             if not events:
                 return []
+            for item in self._filters:
+                events = item.apply(events)
             if len(events) == 1:
                 kind, text, _ = events[0]
                 if kind == CONTENT:
-                    events.clear()
+                    machine.events.clear()
                     return [Delta(None, text)]
                 if kind == ARGUMENTS and not self._muted:
-                    events.clear()
+                    machine.events.clear()
                     return [Delta(None, None, [ToolCallDelta(self._calls - 1, None, None, text)])]
             out: list[Delta] = []
             self._add(events, out)
-            events.clear()
+            machine.events.clear()
             return out
         return self._feed(token_ids, finish_reason, stop_reason, logprobs)
 

@@ -36,7 +36,9 @@ class ReasoningFormat:
     ``chat_template_kwargs`` that turn reasoning off with a false value; ``opens``: those that make the
     output begin inside with a true value. ``ends_with_call``: a call that begins inside ends the reasoning,
     as long as it names a declared tool. ``spelled``: the markers of older checkpoints, whose vocabulary has no
-    token for ``start``.
+    token for ``start``. ``label``: text right behind ``start`` that belongs to it. ``reopens``: ``start`` counts
+    anywhere in the answer. ``drops_tail``: where framing whitespace is kept, that at the end of the reasoning is
+    dropped all the same.
     """
 
     names: tuple[str, ...]
@@ -48,6 +50,9 @@ class ReasoningFormat:
     ends_with_call: bool = False
     literal: bool = False
     spelled: tuple[str, str] | None = None
+    label: str = ""
+    reopens: bool = False
+    drops_tail: bool = False
     trim: Trim = field(default_factory=Trim)
 
 
@@ -126,10 +131,15 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
         guarded = frozenset(tools.ends_reasoning)
         ends.update({marker: first.on[marker] for marker in guarded})
     begin = states[entry]
-    states["begin"] = replace(begin, on={**begin.on, reasoning.start: "reasoning"}, otherwise=begin.otherwise or entry)
+    inner = "reasoning_begins" if reasoning.label else "reasoning"
+    states["begin"] = replace(begin, on={**begin.on, reasoning.start: inner}, otherwise=begin.otherwise or entry)
+    if reasoning.reopens:
+        for name in [name for name, state in states.items() if reasoning.end in state.on]:
+            states[name] = replace(states[name], on={reasoning.start: inner, **states[name].on})
     inside = State(Sink.REASONING, on=ends, literal=reasoning.literal, guarded=guarded)
     states["reasoning"] = inside
-    states["reasoning_begins"] = replace(inside, on={**ends, reasoning.start: "reasoning"}, otherwise="reasoning")
+    opening = {**ends, reasoning.start: inner, **({reasoning.label: "reasoning"} if reasoning.label else {})}
+    states["reasoning_begins"] = replace(inside, on=opening, otherwise="reasoning")
     return Grammar(states, "begin", "reasoning_begins", tools.markers)
 
 
