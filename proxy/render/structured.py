@@ -37,25 +37,18 @@ _UNCONSTRAINED = frozenset({"openai", "none"})
 def constraint(request: GenerationFields, *, has_tokenizer: bool, tool_parser: str | None) -> dict[str, Any] | None:
     """The ``structured_outputs`` of the sampling parameters, or None.
 
-    RequestError where the engine cannot constrain and the client insists, or where nobody could find a forced call.
+    RequestError where the engine cannot constrain and the client insists. A forced call needs no parser: plain JSON
+    is read as a call then.
     """
-    if tool_parser is None and isinstance(request, ChatCompletionRequest):
-        _refuse_forced(request.tool_choice)
     if not has_tokenizer:
         _refuse(request)
         return None
     asked = _asked(request)
-    if isinstance(request, ChatCompletionRequest) and request.tools and tool_parser is not None:
+    if isinstance(request, ChatCompletionRequest) and request.tools:
         forced = _tool_constraint(request, request.tools, tool_parser, asked)
         if forced is not None:
             return {**EMPTY, **forced}
     return asked
-
-
-def _refuse_forced(choice: str | dict[str, Any] | None) -> None:
-    if choice == "required" or isinstance(choice, dict):
-        shown = f'function "{choice["function"]["name"]}"' if isinstance(choice, dict) else f'"{choice}"'
-        raise RequestError(f"tool_choice={shown} requires --tool-call-parser to be set", param="tool_choice")
 
 
 def _refuse(request: GenerationFields) -> None:
@@ -90,7 +83,7 @@ def _asked(request: GenerationFields) -> dict[str, Any] | None:
 
 
 def _tool_constraint(
-    request: ChatCompletionRequest, tools: list[Tool], tool_parser: str, asked: dict[str, Any] | None
+    request: ChatCompletionRequest, tools: list[Tool], tool_parser: str | None, asked: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     choice = request.tool_choice
     single = request.parallel_tool_calls is False

@@ -112,12 +112,16 @@ async def test_forced_calls_go_unconstrained_without_a_tokenizer() -> None:
     assert list(constrained.sampling_params["structured_outputs"]) == ["structural_tag"]
 
 
-async def test_forced_calls_need_a_parser() -> None:
+async def test_forced_calls_need_no_parser() -> None:
     one = make(tool_call_parser=None)
-    for choice, shown in (("required", '"required"'), (NAMED, 'function "get_weather"')):
-        message = await refused("tool_choice", one, tools=[WEATHER], tool_choice=choice)
-        assert message == f"tool_choice={shown} requires --tool-call-parser to be set"
-    assert (await chat(one, tools=[WEATHER])).settings.tool_choice == "auto"
+    for choice in ("required", NAMED):
+        rendered = await chat(one, tools=[WEATHER], tool_choice=choice)
+        assert rendered.settings.tool_choice == choice
+        assert "structured_outputs" not in rendered.sampling_params
+        one.engine_has_tokenizer = True
+        constrained = await chat(one, tools=[WEATHER], tool_choice=choice)
+        assert constrained.sampling_params["structured_outputs"]["json"] is not None
+        one.engine_has_tokenizer = False
 
 
 async def test_settings_of_a_chat() -> None:
