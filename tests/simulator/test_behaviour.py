@@ -334,3 +334,16 @@ async def test_the_abort_route_ends_the_stream_as_the_engine_does(args: dict[str
             (1, [], "abort"),
         ]
         assert (await record(client))["aborted"] == "route"
+
+
+async def test_a_closed_connection_alone_aborts() -> None:
+    async with simulator() as client:
+        args = {"force_ids": [1] * 1_000, "itl": 0.01}
+        body = {"token_ids": [1], "stream": True, "sampling_params": {"extra_args": args}}
+        async with client.stream("POST", GENERATE, json=body) as response:
+            await anext(response.aiter_raw())
+        await asyncio.sleep(0.1)
+        told = await record(client)
+        assert (told["aborted"], "abort_asked" in told) == ("close", False)
+        assert told["aborted_at"] >= told["started"]
+        assert 0 < told["tokens"] < 100
