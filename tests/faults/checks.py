@@ -284,7 +284,7 @@ def chunks_alike(evidence: Evidence) -> None:
 @sentence("A chunk with an empty delta is sent only for finish, usage, logprobs or continuous usage.")
 def no_empty_chunks(evidence: Evidence) -> None:
     for _, answer in evidence.streamed:
-        check_stream(answer)  # one of its rules
+        check_stream(answer, usage=True)  # one of its rules
 
 
 @sentence(
