@@ -32,6 +32,9 @@ class Detokenizer(Protocol):
     def break_off(self) -> str:
         """An id that is not text follows: what is pending can no longer become a character."""
 
+    def resume(self, pending: bytes) -> None:
+        """Text has come before, of which ``pending`` is the unfinished character."""
+
     def save(self) -> Any: ...
 
     def load(self, state: Any) -> None: ...
@@ -76,6 +79,10 @@ class ByteDetokenizer:
         self.idle = not self._strip
         return text
 
+    def resume(self, pending: bytes) -> None:
+        self.pending = pending
+        self._strip = False
+
     def save(self) -> Any:
         return [self.pending, self._strip]
 
@@ -119,6 +126,10 @@ class WindowDetokenizer:
         text = self._decode(self._ids)[len(before) :]
         self._read = len(self._ids)
         return text
+
+    def resume(self, pending: bytes) -> None:
+        """Its context is ids, which nobody carries as bytes: it begins anew."""
+        self._ids, self._read = [], 0
 
     def save(self) -> Any:
         return [self._ids, self._read]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_BYTE_PIECES = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -27,6 +28,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_level_alphabet()
+_LETTERS = {byte: char for char, byte in _ALPHABET.items()}
 
 
 def _byte_level(token: str) -> bytes:
@@ -67,6 +69,7 @@ class Vocabulary:
         strips_first_space: bool = False,
         decode: Callable[[list[int]], str] | None = None,
         fingerprint: str = "",
+        byte_level: bool = True,
     ) -> None:
         self.pieces = list(pieces)
         self.texts: list[str | None] = [_complete(piece) for piece in self.pieces]
@@ -76,6 +79,7 @@ class Vocabulary:
         self.strips_first_space = strips_first_space
         self.decode = decode
         self.fingerprint = fingerprint
+        self._byte_level = byte_level
 
     @classmethod
     def load(cls, tokenizer: Any, size: int | None = None) -> Vocabulary:
@@ -111,6 +115,7 @@ class Vocabulary:
             special=special,
             strips_first_space="Strip" in decoders,
             fingerprint=fingerprint,
+            byte_level=to_bytes is _byte_level,
         )
 
     @classmethod
@@ -145,6 +150,20 @@ class Vocabulary:
         if self.decode is not None and not self.pieces[token_id]:
             return self.decode([token_id]).encode()
         return self.pieces[token_id]
+
+    def spell(self, data: bytes) -> str:
+        """A token string, as tokenizers write them, that decodes to ``data`` (for tables of bytes only)."""
+        if self._byte_level:
+            return "".join([_LETTERS[byte] for byte in data])
+        text = _complete(data)
+        return "".join([f"<0x{byte:02X}>" for byte in data]) if text is None else text.replace(" ", "\u2581")
+
+    def token_bytes(self, token: str) -> bytes:
+        """The bytes that a token string stands for; ``spell`` the other way round."""
+        if self._byte_level:
+            return _byte_level(token)
+        parts = _BYTE_PIECES.findall(token)
+        return b"".join(map(_byte_fallback, parts)) if "".join(parts) == token else _byte_fallback(token)
 
 
 def _decoder_types(decoder: Any) -> list[str]:
