@@ -311,6 +311,10 @@ class ChatStream:
         delta.stop_reason = stop_reason
         self.finished = True
 
+    def resume(self, pending: bytes) -> None:
+        """Go on behind plain text, of which ``pending`` is the unfinished character (streams without parsers)."""
+        self._machine.resume(pending)
+
     def save(self) -> list[Any]:
         """The stream as plain data (numbers, strings, bytes, lists): what a snapshot carries."""
         return [

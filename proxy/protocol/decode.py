@@ -78,14 +78,16 @@ def to_struct(data: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(fields, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _in_our_words(str(error)) from error
+        raise in_our_words(str(error)) from error
     except RecursionError as error:
         raise RequestError("The request body is nested too deeply.") from error
 
 
-def _in_our_words(text: str) -> RequestError:
+def in_our_words(text: str, inside: str = "") -> RequestError:
+    """msgspec's validation error ``text`` as one that names the field; ``inside``: where the decoded value stands."""
     at = _AT.search(text)
     path = at.group(1).replace("[...]", "") if at else ""
+    path = f"{inside}.{path}".rstrip(".") if inside else path
     if missing := _MISSING.search(text):
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
         return RequestError(f"`{path}` is required.", param=path)

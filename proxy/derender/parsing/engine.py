@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from proxy.derender.detokenizer import Detokenizer
-from proxy.derender.parsing.events import ARGUMENTS, BROKEN, CALL, CLOSED, CONTENT, END, REASONING, Event
+from proxy.derender.parsing.events import ARGUMENTS, BROKEN, CALL, CLOSED, CONTENT, END, LISTED, REASONING, Event
 from proxy.derender.parsing.model import HeadedReader, Reader, Sink, State
 from proxy.derender.vocabulary import Vocabulary
 
@@ -269,8 +269,9 @@ class Machine:
         if text:
             self._text(text)
 
-    def prime(self, ids: Sequence[int]) -> None:
-        """Take ids of the prompt: they set the state and say nothing."""
+    def prime(self, ids: Sequence[int], state: str) -> None:
+        """Take ids of the prompt, in ``state``: they set the state and say nothing."""
+        self._state = self._program.states[state]
         self.feed(ids)
         self.events.clear()
         self.reasoning_tokens = 0
@@ -642,13 +643,20 @@ class Machine:
     def arguments(self, text: str) -> None:
         self.events.append((ARGUMENTS, text, ""))
 
-    def end(self, closed: bool) -> None:
+    def end(self, closed: bool, listed: bool = False) -> None:
+        self.events.append((END, "", BROKEN if not closed else LISTED if listed else CLOSED))
+
+    def end_list(self, closed: bool) -> None:
         self.events.append((END, "", CLOSED if closed else BROKEN))
 
     def schema(self, name: str) -> Mapping[str, object]:
         return self._tools.get(name, {})
 
     # -- snapshots ---------------------------------------------------------------------------------------
+
+    def resume(self, pending: bytes) -> None:
+        """Go on behind plain text, of which ``pending`` is the unfinished character."""
+        self._detokenizer.resume(pending)
 
     def save(self) -> list[Any]:
         """The machine's state as plain data (strings, numbers, lists); ``events`` must be empty."""
