@@ -220,5 +220,5 @@ class Derenderer:
         turn = self.vocabulary.added.get(joint.turn)
         for position in range(len(prompt) - 1, -1, -1):
             if prompt[position] == turn:
-                machine.prime(prompt[position + 1 :])
+                machine.prime(prompt[position + 1 :], joint.primed)
                 return
