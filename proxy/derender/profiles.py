@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from proxy.derender.parsing.events import ARGUMENTS, CALL, CLOSED, CONTENT, END, REASONING, Event
+from proxy.derender.parsing.events import ARGUMENTS, CALL, CLOSED, CONTENT, END, LISTED, REASONING, Event
 
 
 class Filter(Protocol):
@@ -137,13 +137,17 @@ class TailFilter:
 
 
 class CompleteFilter:
-    """Buffers a call from its beginning to its end; other events that come meanwhile go on."""
+    """Buffers a call from its beginning to its end; other events that come meanwhile go on.
 
-    __slots__ = ("_call", "_parts")
+    Calls that stand in a list wait for its end as well.
+    """
+
+    __slots__ = ("_call", "_parts", "_listed")
 
     def __init__(self) -> None:
         self._call: tuple[str, str] | None = None
         self._parts: list[str] = []
+        self._listed: list[tuple[str, str, str]] = []  # complete calls of an open list: name, id, arguments
 
     def apply(self, events: Iterable[Event]) -> list[Event]:
         out: list[Event] = []
@@ -153,26 +157,39 @@ class CompleteFilter:
                 self._call, self._parts = (text, extra), []
             elif kind == ARGUMENTS and self._call is not None:
                 self._parts.append(text)
-            elif kind == END and self._call is not None:
-                arguments = "".join(self._parts)
-                if extra == CLOSED and _is_object(arguments):
-                    out += [(CALL, *self._call), (ARGUMENTS, arguments, ""), event]
-                self._call, self._parts = None, []
-            else:
+            elif kind != END:
                 out.append(event)
+            elif self._call is not None:
+                call, arguments = self._call, "".join(self._parts)
+                self._call, self._parts = None, []
+                if extra == LISTED and _is_object(arguments):
+                    self._listed.append((*call, arguments))
+                elif extra == CLOSED and _is_object(arguments):
+                    out += _whole(*call, arguments)
+            else:
+                listed, self._listed = self._listed, []
+                if extra == CLOSED:
+                    for item in listed:
+                        out += _whole(*item)
         return out
 
     def finish(self) -> list[Event]:
-        self._call, self._parts = None, []
+        self._call, self._parts, self._listed = None, [], []
         return []
 
     def save(self) -> Any:
-        return [None if self._call is None else list(self._call), "".join(self._parts)]
+        call = None if self._call is None else list(self._call)
+        return [call, "".join(self._parts), [list(item) for item in self._listed]]
 
     def load(self, state: Any) -> None:
-        call, arguments = state
+        call, arguments, listed = state
         self._call = None if call is None else (call[0], call[1])
         self._parts = [arguments] if arguments else []
+        self._listed = [(name, written, whole) for name, written, whole in listed]
+
+
+def _whole(name: str, written: str, arguments: str) -> list[Event]:
+    return [(CALL, name, written), (ARGUMENTS, arguments, ""), (END, "", CLOSED)]
 
 
 def _is_object(text: str) -> bool:

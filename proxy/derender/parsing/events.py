@@ -10,7 +10,9 @@ kind           text                                    extra
 ``CALL``       the name of the call that begins        the id the model wrote, or ``""``
 ``ARGUMENTS``  a piece of the arguments' JSON text     ``""``
 ``END``        ``""``                                  ``"closed"``, or ``"broken"`` where the
-                                                       call was malformed or cut
+                                                       call was malformed or cut, ``"listed"``
+                                                       where it closed inside a list; the list
+                                                       has an ``END`` of its own behind its calls
 =============  ======================================  =====================================
 """
 
@@ -26,5 +28,6 @@ END: Final = 4
 
 CLOSED: Final = "closed"
 BROKEN: Final = "broken"
+LISTED: Final = "listed"
 
 Event: TypeAlias = tuple[int, str, str]

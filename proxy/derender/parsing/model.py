@@ -34,8 +34,11 @@ class Calls(Protocol):
     def arguments(self, text: str) -> None:
         """The next fragment of the arguments' JSON text."""
 
-    def end(self, closed: bool) -> None:
-        """The call is over; ``closed`` is False for one that is malformed or cut."""
+    def end(self, closed: bool, listed: bool = False) -> None:
+        """The call is over; ``closed`` is False for one that is malformed or cut. ``listed``: see ``end_list``."""
+
+    def end_list(self, closed: bool) -> None:
+        """A list of calls is over: where calls are sent when complete, those in it count only if it has closed."""
 
     def schema(self, name: str) -> Mapping[str, object]:
         """The JSON schema of a declared tool's parameters (empty where there is none)."""

@@ -36,7 +36,10 @@ class _Buffer:
         self.parts.append(text)
         self.size += len(text)
 
-    def end(self, closed: bool) -> None:
+    def end(self, closed: bool, listed: bool = False) -> None:
+        pass
+
+    def end_list(self, closed: bool) -> None:
         pass
 
     def schema(self, name: str) -> dict[str, object]:
