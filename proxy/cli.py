@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import typing
@@ -123,6 +124,9 @@ def serve(settings: Settings) -> int:
     listener = bind(settings.host, settings.port)
     host, port = listener.getsockname()[:2]
     log.info("listening", extra={"fields": {"host": host, "port": port}})
+    # uvicorn drains on these and raises them again when it is done; that is a clean end here.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     app.server(parts).run(sockets=[listener])
     return 0
 

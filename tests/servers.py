@@ -64,13 +64,13 @@ class ThreadServer:
 class Simulator(ThreadServer):
     """The scripted token-only engine in a thread. ``options``: fields of ``proxy.simulator.options.Options``."""
 
-    def __init__(self, model: str | Path | None = DEMO_MODEL, **options: Any) -> None:
+    def __init__(self, model: str | Path | None = DEMO_MODEL, *, port: int = 0, **options: Any) -> None:
         from proxy.simulator.app import create_app
         from proxy.simulator.options import Options
 
         self.app = create_app(Options(model=None if model is None else str(model), **options))
         config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
-        super().__init__(uvicorn.Server(config))
+        super().__init__(uvicorn.Server(config), listening_socket(port))
 
     def requests(self, request_id: str = "") -> list[dict[str, Any]]:
         """What was asked and became of it, oldest first: ``body``, ``aborted``, ``headers`` ..."""
@@ -108,10 +108,10 @@ class Sidecar(ThreadServer):
             time.sleep(0.005)
 
 
-def listening_socket() -> socket.socket:
+def listening_socket(port: int = 0) -> socket.socket:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", 0))
+    listener.bind(("127.0.0.1", port))
     return listener
 
 

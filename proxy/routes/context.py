@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Call:
     parts: Parts
     record: Record
     created: int  # seconds since the epoch, as OpenAI's `created`
-    started: float  # event loop time
+    started: float  # perf_counter
 
     @property
     def engine(self) -> Engine:
@@ -96,5 +95,5 @@ def call_of(request: Request) -> Call:
         parts=parts,
         record=record_of(request.scope),
         created=int(time.time()),
-        started=asyncio.get_running_loop().time(),
+        started=time.perf_counter(),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
@@ -68,14 +69,14 @@ class Generation:
         self._sink = sink
         self._record = record
         self._metrics = metrics
-        self._started = started  # event loop time at which the client's request arrived
+        self._started = started  # perf_counter at which the client's request arrived
         self._whole = whole
-        self._now = asyncio.get_running_loop().time
+        self._now = time.perf_counter  # uvloop's own clock counts whole milliseconds
         self._last = 0.0
         self._pending: dict[asyncio.Task[list[GenerateEvent] | None], Source] = {}
         self._broken = False
         self._released = False
-        self.received_at = 0.0  # event loop time of the engine read whose bytes are now being sent
+        self.received_at = 0.0  # perf_counter of the engine read whose bytes are now being sent, 0: none
 
     async def pull(self) -> bool:
         """Take one network read and feed it. False when there is nothing more; raises UpstreamError, ChoiceFailed."""
@@ -136,7 +137,7 @@ class Generation:
             return
         running = source.running
         now = self._now()
-        self.received_at = running.received_at if running is not None else now
+        self.received_at = now
         tokens = 0
         for event in events:
             if event.usage is not None and event.usage.prompt_tokens_details is not None:

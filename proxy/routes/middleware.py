@@ -6,11 +6,11 @@ the limit on concurrent streams. Each knows its own business only.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import re
 import secrets
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -54,8 +54,7 @@ class Front:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        now = asyncio.get_running_loop().time
-        began = now()
+        began = time.perf_counter()
         path = scope["path"]
         record = Record(
             id=self._request_id(Headers(scope=scope)),
@@ -94,7 +93,7 @@ class Front:
             else:
                 await JsonBytes(INTERNAL_ERROR, status_code=500)(scope, receive, with_id)
         finally:
-            record.duration = now() - began
+            record.duration = time.perf_counter() - began
             self.metrics.requests[record.route, record.mode, str(record.code)] += 1
             logs.access(record)
 

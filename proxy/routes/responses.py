@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TypeVar
 
@@ -96,12 +97,12 @@ class Stream(EventSourceResponse):
         self._added = added_latency
         self._on_end = on_end
         self._sending = False
-        self._since = 0.0  # event loop time at which the send under way began, or the last one ended
+        self._since = 0.0  # perf_counter at which the send under way began, or the last one ended
         self._complete = False
         self._stalled = False
 
     async def _stream_response(self, send: Send) -> None:
-        now = asyncio.get_running_loop().time
+        now = time.perf_counter
         observe = self._added.observe
         generation = self._generation
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -121,7 +122,7 @@ class Stream(EventSourceResponse):
 
     async def _ping(self, send: Send) -> None:
         """The one timer of a stream. Returning tears the response down."""
-        now = asyncio.get_running_loop().time
+        now = time.perf_counter
         tick = min(self._keep_alive or self._stall_timeout, self._stall_timeout)
         while self.active:
             idle = now() - self._since
@@ -152,6 +153,7 @@ class Stream(EventSourceResponse):
             transport = scope.get("derender.transport")
             if self._stalled and transport is not None:
                 transport.abort()
+                await asyncio.sleep(0)  # the server notes it, and does not complain about an unfinished answer
             # A generator that was never started has nothing to run, one that was left at a yield has its clean-up.
             with contextlib.suppress(Exception):
                 await self._blocks.aclose()
