@@ -119,9 +119,20 @@ class Lengths:
             room = self.max_model_len - counted
         limits = [value for value in (room, wanted, cap) if value is not None]
         result = min(limits) if limits else None
+        if room is not None and room < 1 and (wanted is None or wanted > 0):
+            raise _no_room(self.max_model_len, prompt_tokens, self.output_param, wanted)
         if result is not None and result < 1:
             raise vllm_error(f"max_tokens must be at least 1, got {result}.", self.output_param, result)
         return result
+
+
+def _no_room(limit: int | None, count: int, param: str, wanted: int | None) -> RequestError:
+    asked = "any output tokens" if wanted is None else f"{param}={wanted}"
+    text = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {count} input tokens, "
+        f"which leaves no room for {asked}. Please reduce the length of the input prompt."
+    )
+    return vllm_error(text, param) if wanted is None else vllm_error(text, param, wanted)
 
 
 def _too_long(limit: int, count: int) -> RequestError:

@@ -123,6 +123,14 @@ _OF_QWEN3: dict[str, Differs | Refused] = {
     "stop_token_ids fraction": _words(
         "stop_token_ids[0]", "`stop_token_ids[0]` must be an integer, got a fractional number."
     ),
+    "ids exactly all": Differs(
+        "vLLM says that max_tokens must be at least 1, whatever was asked for; ours names the lengths",
+        {
+            "error.message": "This model's maximum context length is 40960 tokens. However, your prompt contains 40960 "
+            "input tokens, which leaves no room for max_tokens=16. Please reduce the length of the input prompt. "
+            "(parameter=max_tokens, value=16)",
+        },
+    ),
     "logit_bias key": Differs(
         CLEARER,
         {"error.message": "logit_bias contains key(s) that cannot be converted to integer token IDs: ['a']"},
