@@ -128,6 +128,7 @@ class RawServer:
         if done:
             return True
         gone.cancel()
+        await asyncio.wait([gone])  # the reader is free again only then
         return False
 
 
