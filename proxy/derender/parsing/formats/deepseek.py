@@ -19,7 +19,8 @@ told apart by what stands before the separator. V3.2 and V4 write, behind a blan
 
 V4 calls the outer element ``tool_calls``; V4.1 calls it ``calls`` and writes a space behind every ``｜DSML｜``, which
 is one token, the rest being ordinary text. An ``invoke`` without the outer element is a call if its tool is
-declared. Sources: the checkpoints' chat templates, and ``encoding_dsv32.py`` and its successors.
+declared. vLLM drops whitespace in front of a first DSML call as long as nothing else was content. Sources: the
+checkpoints' chat templates, and ``encoding_dsv32.py`` and its successors.
 """
 
 from __future__ import annotations
@@ -82,8 +83,15 @@ def _dsml(names: tuple[str, ...], outer: str, space: str = "", more: tuple[str, 
     reader = partial(DsmlReader, space)
     return ToolFormat(
         names=names,
+        entry="lead",
         ends_reasoning=(begin,),
         states={
+            "lead": State(
+                Sink.GAP,
+                on={**openers, invoke: "bare", end: "content"},
+                otherwise="content",
+                drop_if_content=True,
+            ),
             "content": State(Sink.CONTENT, on={**openers, invoke: "bare", end: "content"}),
             "section": State(Sink.DROP, on={invoke: "call", end: "content"}, trial=True),
             "bare": State(Sink.CALL, reader=reader, then="called", trial=True, declared=True),
