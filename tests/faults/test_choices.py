@@ -215,7 +215,7 @@ def test_reasoning_field(fleet: Fleet) -> None:
     judge(Evidence(case, facts={"by setting": found}))
 
 
-def test_bad_streams_are_seen() -> None:
+def test_bad_streams_are_seen(fleet: Fleet) -> None:
     """The checker that runs on every streamed answer flags each of the sequences, and no good one."""
     case = cases.load()["delta-shape-01"]
     seen = {item["fault"]: tool_delta_faults(item["deltas"]) for item in case.input["sequences"]}
@@ -225,7 +225,14 @@ def test_bad_streams_are_seen() -> None:
         {"index": 1, "id": "b", "type": "function", "function": {"name": "f", "arguments": "{}"}},
     ]
     assert tool_delta_faults(good) == []
-    judge(Evidence(case, facts={"flagged": seen}))
+    evidence = Evidence(case, facts={"flagged": seen})
+    parallel = cases.load()["parallel-tools-01"]
+    for plan in parallel.plans():
+        body = said("Hi", tools=parallel.tools, stream=True, vllm_xargs=script(plan.ids, chunk=plan.lengths))
+        evidence.streamed.append((plan, fleet.for_case(parallel).ask(body)))
+        check_stream(evidence.streamed[-1][1])
+        assert len(evidence.streamed[-1][1].only.calls) == 3
+    judge(evidence)
 
 
 @pytest.mark.parametrize("entries", [2, 3])
