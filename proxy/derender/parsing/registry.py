@@ -38,7 +38,8 @@ class ReasoningFormat:
     as long as it names a declared tool. ``spelled``: the markers of older checkpoints, whose vocabulary has no
     token for ``start``. ``label``: text right behind ``start`` that belongs to it. ``reopens``: ``start`` counts
     anywhere in the answer. ``drops_tail``: where framing whitespace is kept, that at the end of the reasoning is
-    dropped all the same.
+    dropped all the same. ``starts`` and ``ends``: other spellings of the markers. ``behind``: text that frames
+    the answer behind the reasoning; ``swallows``: markers that frame it anywhere.
     """
 
     names: tuple[str, ...]
@@ -53,6 +54,10 @@ class ReasoningFormat:
     label: str = ""
     reopens: bool = False
     drops_tail: bool = False
+    starts: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    swallows: tuple[str, ...] = ()
     trim: Trim = field(default_factory=Trim)
 
 
@@ -116,12 +121,14 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
         entry = "forced"
     if reasoning is None:
         return Grammar(states, entry, markers=tools.markers)
-    ends = {reasoning.end: entry}
+    after = "behind" if reasoning.behind or reasoning.swallows else entry
+    ends = dict.fromkeys((reasoning.end, *reasoning.ends), after)
     guarded: frozenset[str] = frozenset()
     # a second end marker is swallowed wherever text is content
     for name, state in tools.states.items():
         if state.sink in (Sink.CONTENT, Sink.GAP) and reasoning.end not in state.on:
-            states[name] = replace(state, on={**state.on, reasoning.end: name})
+            swallowed = dict.fromkeys(reasoning.swallows, "behind")
+            states[name] = replace(state, on={**state.on, **swallowed, reasoning.end: name})
     if forced:
         for name in ("forced", "forced_object"):
             if name in states:
@@ -131,14 +138,19 @@ def compose(reasoning: ReasoningFormat | None, tools: ToolFormat, forced: str = 
         guarded = frozenset(tools.ends_reasoning)
         ends.update({marker: first.on[marker] for marker in guarded})
     begin = states[entry]
+    if after == "behind":
+        framing = dict.fromkeys((*reasoning.behind, *reasoning.swallows), "behind")
+        otherwise = begin.otherwise or entry
+        states["behind"] = State(Sink.GAP, on={**begin.on, **framing}, starts=begin.starts, otherwise=otherwise)
     inner = "reasoning_begins" if reasoning.label else "reasoning"
-    states["begin"] = replace(begin, on={**begin.on, reasoning.start: inner}, otherwise=begin.otherwise or entry)
+    opens = dict.fromkeys((reasoning.start, *reasoning.starts), inner)
+    states["begin"] = replace(begin, on={**begin.on, **opens}, otherwise=begin.otherwise or entry)
     if reasoning.reopens:
         for name in [name for name, state in states.items() if reasoning.end in state.on]:
-            states[name] = replace(states[name], on={reasoning.start: inner, **states[name].on})
+            states[name] = replace(states[name], on={**opens, **states[name].on})
     inside = State(Sink.REASONING, on=ends, literal=reasoning.literal, guarded=guarded)
     states["reasoning"] = inside
-    opening = {**ends, reasoning.start: inner, **({reasoning.label: "reasoning"} if reasoning.label else {})}
+    opening = {**ends, **opens, **({reasoning.label: "reasoning"} if reasoning.label else {})}
     states["reasoning_begins"] = replace(inside, on=opening, otherwise="reasoning")
     return Grammar(states, "begin", "reasoning_begins", tools.markers)
 
