@@ -35,16 +35,19 @@ def chat(
     *,
     reasoning_field: str,
     prompt_token_ids: list[int] | None,
+    prompt_text: str | None,
+    echo: str,
     token_ids: bool,
     whole: GenerateEvent | None,
     prompt_logprobs: object,
 ) -> dict[str, object]:
-    """A ``chat.completion``. ``whole`` is the engine's answer where it was asked for in one piece."""
+    """A ``chat.completion``. ``echo`` goes before the content; ``whole`` is the engine's answer, where that came in
+    one piece."""
     choices = []
     for index, message in enumerate(messages):
         body: dict[str, object] = {
             "role": "assistant",
-            "content": message.content,
+            "content": echo + (message.content or "") if echo else message.content,
             "refusal": None,
             "annotations": None,
             "audio": None,
@@ -84,6 +87,7 @@ def chat(
         "usage": usage_object,
         "prompt_logprobs": prompt_logprobs,
         "prompt_token_ids": prompt_token_ids,
+        "prompt_text": prompt_text,
         "kv_transfer_params": whole.kv_transfer_params if whole else None,
         "ec_transfer_params": whole.ec_transfer_params if whole else None,
     }

@@ -22,6 +22,7 @@ from proxy.routes.streaming import final_usage, stream_response
 async def chat_completions(request: Request) -> Response:
     call = call_of(request)
     asked = parse_chat(await request.body(), call.parts.limits, media=call.parts.renderer.takes_media)
+    call.adopt_id(asked.request_id)
     call.record.stream = bool(asked.stream)
     name, engine_model = await call.parts.models.resolve(asked.model)
     call.record.model = name
@@ -41,6 +42,15 @@ async def chat_completions(request: Request) -> Response:
     if asked.stream:
         return await _streamed(call, asked, name, rendered, source)
     return await _whole(call, asked, name, rendered, source)
+
+
+def _echo(asked: ChatCompletionRequest) -> str:
+    """With ``echo``, the answer begins with the message that it goes on with; otherwise with nothing."""
+    last = asked.messages[-1]
+    content = last.get("content")
+    if asked.echo and not asked.add_generation_prompt and last["role"] == "assistant" and isinstance(content, str):
+        return content
+    return ""
 
 
 async def _streamed(
@@ -77,14 +87,18 @@ async def _streamed(
     usage = usage_bytes(prompt, 0) if asked.continuous_usage else None
     ids = rendered.prompt_token_ids if asked.return_token_ids else None
     # Nothing of it is sent before the engine has answered.
-    roles = b"".join([chunks.role(index, ids, usage) for index in range(n)])
+    text = rendered.prompt_text if asked.return_prompt_text else None
+    roles = [chunks.role(index, ids, usage, text) for index in range(n)]
+    if echo := _echo(asked):
+        for index in range(n):
+            chunks.add(roles, index, [Delta(content=echo)], usage)
 
     def final() -> bytes:
         if not asked.include_usage:
             return DONE
         return chunks.usage(final_usage(generation, reasoning=parts.has_reasoning)) + DONE
 
-    return await stream_response(call, generation, out, roles, final)
+    return await stream_response(call, generation, out, b"".join(roles), final)
 
 
 async def _whole(
@@ -125,6 +139,8 @@ async def _whole(
         answers.usage(generation, reasoning=parts.has_reasoning),
         reasoning_field=parts.settings.reasoning_field,
         prompt_token_ids=rendered.prompt_token_ids if asked.return_token_ids else None,
+        prompt_text=rendered.prompt_text if asked.return_prompt_text else None,
+        echo=_echo(asked),
         token_ids=bool(asked.return_token_ids),
         whole=answer,
         prompt_logprobs=with_tokens(answer.prompt_logprobs if answer else None, parts.renderer.tokenizer),

@@ -22,6 +22,7 @@ from proxy.routes.streaming import final_usage, stream_response
 async def completions(request: Request) -> Response:
     call = call_of(request)
     asked = parse_completion(await request.body(), call.parts.limits)
+    call.adopt_id(asked.request_id)
     call.record.stream = bool(asked.stream)
     name, engine_model = await call.parts.models.resolve(asked.model)
     call.record.model = name

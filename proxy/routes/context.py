@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from proxy.routes.registry import ModelRegistry
 
 if TYPE_CHECKING:
     from starlette.types import Scope
+
+# Ids go into headers, JSON and log lines of several systems: visible ASCII without quotes, in a sane length.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}", re.ASCII)
 
 # Headers of a client that mean something to an engine or its tracer; nothing else goes along.
 FORWARDED = ("traceparent", "tracestate", "baggage", "x-data-parallel-rank")
@@ -59,6 +63,11 @@ class Call:
         if self.parts.engine is None:
             raise RequestError("This server has no engine: it renders, and generates nothing.", status=501)
         return self.parts.engine
+
+    def adopt_id(self, request_id: str | None) -> None:
+        """Take the id that the body brings, where no header has brought one."""
+        if request_id is not None and self.request.scope.get("derender.made_id") and REQUEST_ID.fullmatch(request_id):
+            self.record.id = request_id
 
     def engine_request(
         self, rendered: Rendered, model: str | None, *, stream_usage: bool = False, suffix: str = ""

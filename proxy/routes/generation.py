@@ -82,11 +82,20 @@ class Generation:
         """Take one network read and feed it. False when there is nothing more; raises UpstreamError, ChoiceFailed."""
         if not self._open:
             return self._end()
-        if len(self._sources) == 1:
-            source = self._open[0]
-            self._feed(source, await self._read(source))
-        else:
+        if len(self._sources) > 1:
             await self._pull_any()
+            return True
+        source = self._open[0]
+        running = source.running
+        if running is None:
+            self._feed(source, await self._read(source))
+            return True
+        try:
+            events = await running.__anext__()
+        except StopAsyncIteration:
+            self._open.clear()
+        else:
+            self._feed(source, events)
         return True
 
     async def run(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 import time
 from collections.abc import Collection, Iterable
@@ -21,10 +20,8 @@ from proxy.errors import INTERNAL_ERROR, RequestError, error_event
 from proxy.observe import logs
 from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
+from proxy.routes.context import REQUEST_ID
 from proxy.routes.responses import ClientLeft, JsonBytes, error_response
-
-# Ids go into headers, JSON and log lines of several systems: visible ASCII without quotes, in a sane length.
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@~-]{1,128}", re.ASCII)
 
 PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -56,8 +53,10 @@ class Front:
             return
         began = time.perf_counter()
         path = scope["path"]
+        given = self._given_id(Headers(scope=scope))
+        scope["derender.made_id"] = given is None
         record = Record(
-            id=self._request_id(Headers(scope=scope)),
+            id=given or secrets.token_hex(16),
             method=scope["method"],
             path=path if path in self.routes else "other",
             route=path if path in self.routes else "other",
@@ -97,11 +96,9 @@ class Front:
             self.metrics.requests[record.route, record.mode, str(record.code)] += 1
             logs.access(record)
 
-    def _request_id(self, headers: Headers) -> str:
+    def _given_id(self, headers: Headers) -> str | None:
         given = headers.get(self.header)
-        if given is not None and REQUEST_ID.fullmatch(given):
-            return given
-        return secrets.token_hex(16)
+        return given if given is not None and REQUEST_ID.fullmatch(given) else None
 
 
 class ApiKeys:

@@ -15,6 +15,7 @@ from proxy.routes.sse_chunks import dumps
 async def render_chat(request: Request) -> Response:
     call = call_of(request)
     asked = parse_chat(await request.body(), call.parts.limits, media=call.parts.renderer.takes_media)
+    call.adopt_id(asked.request_id)
     asked.model, _ = await call.parts.models.resolve(asked.model)
     call.record.model = asked.model
     rendered = await call.parts.renderer.chat(asked)
@@ -24,6 +25,7 @@ async def render_chat(request: Request) -> Response:
 async def render_completion(request: Request) -> Response:
     call = call_of(request)
     asked = parse_completion(await request.body(), call.parts.limits)
+    call.adopt_id(asked.request_id)
     asked.model, _ = await call.parts.models.resolve(asked.model)
     call.record.model = asked.model
     prompts = await call.parts.renderer.completion(asked)

@@ -83,11 +83,19 @@ class ChatChunks:
             head = self._prefix + b'{"index":%d,"delta":{' % index
             self._heads.append((head, head + b'"content":', head + self._reasoning_key))
 
-    def role(self, index: int, prompt_token_ids: Sequence[int] | None = None, usage: bytes | None = None) -> bytes:
-        """The first chunk of a choice; prompt ids are given with it where the client asked for ids."""
+    def role(
+        self,
+        index: int,
+        prompt_token_ids: Sequence[int] | None = None,
+        usage: bytes | None = None,
+        prompt_text: str | None = None,
+    ) -> bytes:
+        """The first chunk of a choice; the prompt, as ids or text, is given with it where the client asked for it."""
         head = self._heads[index][0] + b'"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         if prompt_token_ids is not None:
             head += b',"prompt_token_ids":' + dumps(prompt_token_ids)
+        if prompt_text is not None:
+            head += b',"prompt_text":' + dumps(prompt_text)
         if usage is not None:
             head += b',"usage":' + usage
         return head + b"}\n\n"

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.e2e.wire import WEATHER, call, chat_body, events, fold, message_of, post, stream
+from tests.e2e.wire import WEATHER, call, chat_body, events, fold, message_of, post, stream, until
 
 THOUGHT = "<think>\nThe user wants weather. 日本語 😀\n</think>\n\n"
 TWO_CALLS = THOUGHT + "Let me look.\n" + call("Paris", days=2) + "\n" + call("Oslo")
@@ -63,7 +63,7 @@ def test_shape_of_the_whole_answer(sidecar):
     assert answer["id"] == "chatcmpl-shape-2" and answer["object"] == "chat.completion"
     assert set(answer) == {
         "id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
-        "prompt_logprobs", "prompt_token_ids", "kv_transfer_params", "ec_transfer_params",
+        "prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params",
     }  # fmt: skip
     (choice,) = answer["choices"]
     assert set(choice) == {"index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"}
@@ -209,6 +209,28 @@ def test_prompt_logprobs_are_given_with_their_text(sidecar):
         assert isinstance(position[str(token_id)]["decoded_token"], str)
 
 
+def test_a_message_that_goes_on_is_given_back_with_echo(plain):
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    body = chat_body("hello", messages=messages, add_generation_prompt=False, continue_final_message=True)
+    assert both(plain.url, body)[0][0]["content"] == "hello"
+    assert both(plain.url, body | {"echo": True})[0][0]["content"] == "Well, hello"
+
+
+def test_the_prompt_as_text_where_asked_for(plain):
+    body = chat_body("x", return_prompt_text=True)
+    text = post(plain.url, body).json()["prompt_text"]
+    assert text.endswith("assistant\n") and "Hi" in text
+    assert stream(plain.url, body)[0]["prompt_text"] == text
+    assert post(plain.url, chat_body("x")).json()["prompt_text"] is None
+
+
+def test_an_id_in_the_body_counts_where_no_header_gives_one(plain):
+    body = chat_body("x", request_id="from-body")
+    response = post(plain.url, body)
+    assert response.json()["id"] == "chatcmpl-from-body" and response.headers["x-request-id"] == "from-body"
+    assert post(plain.url, body, headers={"x-request-id": "from-header"}).json()["id"] == "chatcmpl-from-header"
+
+
 def test_length_stays_length(sidecar):
     body = chat_body(call("Paris"), tools=[WEATHER], max_tokens=8)
     messages, _ = both(sidecar.url, body)
@@ -236,12 +258,3 @@ def test_no_keep_alive_where_tokens_flow(sidecars):
     url = sidecars(sse_keep_alive_interval=0.2, reasoning_parser="qwen3").url
     raw = post(url, chat_body("word " * 20, xargs={"itl": 0.03}) | {"stream": True}).text
     assert ": keep-alive" not in raw
-
-
-def until(condition, seconds=5.0):
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)

@@ -7,20 +7,13 @@ import time
 import httpx
 import pytest
 
-from tests.e2e.wire import WEATHER, chat_body, completion_body, events, post, stream
+from tests.e2e.wire import WEATHER, chat_body, completion_body, events, post, stream, until
 from tests.servers import Sidecar, free_port
 
 
 @pytest.fixture
 def plain(sidecars):
     return sidecars()
-
-
-def until(condition, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def error_of(response, status):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.wire import WEATHER, chat_body, completion_body, post, stream
+from tests.e2e.wire import WEATHER, chat_body, completion_body, post, stream, until
 from tests.servers import Sidecar, Simulator, free_port
 
 
@@ -106,6 +106,17 @@ def test_metrics_count(simulator):
     assert any(name.startswith("vllm:") for name, _ in found)
 
 
+def access_lines(caplog, count):
+    """The access lines logged so far, ``count`` of them; a line is written just after its answer."""
+
+    def lines():
+        return [record.fields for record in caplog.records if record.getMessage() == "request"]
+
+    until(lambda: len(lines()) >= count)
+    assert len(lines()) == count
+    return lines()
+
+
 def test_one_line_a_request_without_content(sidecar, caplog):
     caplog.set_level(logging.INFO, "derender")
     secret = "xyzzy-plugh"
@@ -114,7 +125,7 @@ def test_one_line_a_request_without_content(sidecar, caplog):
     post(sidecar.url, body, headers={"x-request-id": "log-2"})
     post(sidecar.url, body | {"n": 0}, headers={"x-request-id": "log-3"})
     httpx.get(f"{sidecar.url}/health")
-    lines = [record.fields for record in caplog.records if record.getMessage() == "request"]
+    lines = access_lines(caplog, 3)
     assert [(line["id"], line["code"]) for line in lines] == [("log-1", 200), ("log-2", 200), ("log-3", 400)]
     for line in lines[:2]:
         assert line["prompt_tokens"] > 0 and line["completion_tokens"] > 0 and line["duration"] > line["ttft"] > 0
@@ -128,5 +139,5 @@ def test_a_failed_stream_is_logged_with_its_code(sidecar, caplog, streamed):
     caplog.set_level(logging.INFO, "derender")
     body = chat_body("a b c d", xargs={"fault": "eof", "fault_after": 2}) | {"stream": streamed}
     post(sidecar.url, body, headers={"x-request-id": "log-4"})
-    (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]
+    (line,) = access_lines(caplog, 1)
     assert (line["code"], line["error"]) == (502, "eof")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -126,3 +128,11 @@ def message_of(answer: dict[str, Any], index: int = 0) -> dict[str, Any]:
         "logprobs": (choice["logprobs"] or {}).get("content", []),
         "token_ids": choice["token_ids"] or [],
     }
+
+
+def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    """Wait for what happens in another thread."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
