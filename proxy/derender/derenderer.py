@@ -60,10 +60,14 @@ class Derenderer:
             if isinstance(item, JointFormat):
                 self._joint = item
         self._reasoning = reasoning if isinstance(reasoning, ReasoningFormat) else None
+        if self._reasoning is not None and self._reasoning.fit is not None:
+            self._reasoning = self._reasoning.fit(vocabulary.added)
         if self._reasoning is not None and self._reasoning.spelled and self._reasoning.start not in vocabulary.added:
             start, end = self._reasoning.spelled
             self._reasoning = replace(self._reasoning, start=start, end=end)
         self._tools = tools if isinstance(tools, ToolFormat) else None
+        if self._tools is not None and self._tools.fit is not None:
+            self._tools = self._tools.fit(vocabulary.added)
         self._compiled: dict[tuple[bool, str], tuple[Grammar, Program]] = {}
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
@@ -39,7 +39,8 @@ class ReasoningFormat:
     token for ``start``. ``label``: text right behind ``start`` that belongs to it. ``reopens``: ``start`` counts
     anywhere in the answer. ``drops_tail``: where framing whitespace is kept, that at the end of the reasoning is
     dropped all the same. ``starts`` and ``ends``: other spellings of the markers. ``behind``: text that frames
-    the answer behind the reasoning; ``swallows``: markers that frame it anywhere.
+    the answer behind the reasoning; ``swallows``: markers that frame it anywhere. ``fit``: the format as a
+    checkpoint with these added tokens has it, where its markers differ from checkpoint to checkpoint.
     """
 
     names: tuple[str, ...]
@@ -58,6 +59,7 @@ class ReasoningFormat:
     ends: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     swallows: tuple[str, ...] = ()
+    fit: Callable[[Collection[str]], ReasoningFormat] | None = None
     trim: Trim = field(default_factory=Trim)
 
 
@@ -66,7 +68,8 @@ class ToolFormat:
     """How a family writes tool calls: ``states`` from ``entry`` on, with ``content`` among them.
 
     ``ends_reasoning``: markers that can end open reasoning. ``markers``: those that only the readers know.
-    ``id_shape``: what the family's template wants tool-call ids to look like (``tool_ids``).
+    ``id_shape``: what the family's template wants tool-call ids to look like (``tool_ids``). ``fit``: as for
+    ``ReasoningFormat``.
     """
 
     names: tuple[str, ...]
@@ -76,6 +79,7 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     id_shape: str = "vllm"
     trim: Trim = field(default_factory=Trim)
+    fit: Callable[[Collection[str]], ToolFormat] | None = None
 
 
 @dataclass(frozen=True)
