@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from proxy.derender.detokenizer import detokenizer
 from proxy.derender.logprobs import LogprobFormatter
+from proxy.derender.parsing import response_template, vllm_parser
 from proxy.derender.parsing.engine import Machine, Program
+from proxy.derender.parsing.foreign import Checkpoint, ForeignFormat, Opening
+from proxy.derender.parsing.plugins import installed
 from proxy.derender.parsing.registry import (
     PLAIN,
     Grammar,
@@ -16,7 +20,6 @@ from proxy.derender.parsing.registry import (
     Registry,
     ToolFormat,
     UnknownFormat,
-    builtin,
     compose,
 )
 from proxy.derender.profiles import CompleteFilter, Filter, TailFilter, TrimFilter
@@ -25,7 +28,7 @@ from proxy.derender.stream import ChatStream
 from proxy.derender.tool_ids import ToolCallIds, digest_ids
 from proxy.derender.vocabulary import Vocabulary
 
-__all__ = ["ChatSettings", "Derenderer", "UnknownFormat"]
+__all__ = ["ChatSettings", "Checkpoint", "Derenderer", "UnknownFormat"]
 
 # How far back the prompt is read as text where a format's markers are no tokens.
 _TAIL_IDS = 256
@@ -34,7 +37,8 @@ _TAIL_IDS = 256
 class Derenderer:
     """Opens streams. ``reasoning_parser`` and ``tool_parser``: vLLM's parser names, None for none.
 
-    ``eos_token_ids``: ids that end a turn, the primary one first. Raises UnknownFormat.
+    ``eos_token_ids``: ids that end a turn, the primary one first. ``checkpoint``: what the names ``hf`` and
+    ``vllm:NAME`` need. Raises UnknownFormat.
     """
 
     def __init__(
@@ -47,14 +51,17 @@ class Derenderer:
         tool_call_streaming: str = "incremental",
         framing_whitespace: str = "keep",
         registry: Registry | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
-        registry = registry or builtin()
+        registry = registry or installed()
         self.vocabulary = vocabulary
         self.eos_token_ids = tuple(eos_token_ids)
         self._streaming = tool_call_streaming
         self._whitespace = framing_whitespace
-        reasoning = registry.find_reasoning(reasoning_parser) if reasoning_parser else None
-        tools = registry.find_tools(tool_parser) if tool_parser else None
+        self._parses = (bool(reasoning_parser), bool(tool_parser))
+        self._foreign = _foreign(reasoning_parser, tool_parser, registry, checkpoint)
+        reasoning = registry.find_reasoning(reasoning_parser) if reasoning_parser and not self._foreign else None
+        tools = registry.find_tools(tool_parser) if tool_parser and not self._foreign else None
         self._joint: JointFormat | None = None
         for item in (reasoning, tools):
             if isinstance(item, JointFormat):
@@ -73,7 +80,12 @@ class Derenderer:
     @property
     def parses(self) -> bool:
         """Whether a parser is configured, so that streams need the prompt ids."""
-        return self._joint is not None or self._reasoning is not None or self._tools is not None
+        return any(self._parses)
+
+    @property
+    def depends_on_chunks(self) -> bool:
+        """Whether streams are a function of how their ids were cut: replay them so, and save no compact state."""
+        return self._foreign is not None and self._foreign.depends_on_chunks
 
     def chat(
         self,
@@ -85,6 +97,8 @@ class Derenderer:
     ) -> ChatStream:
         """A stream for choice ``index`` of a chat answer."""
         prompt = prompt_token_ids or ()
+        if self._foreign is not None:
+            return self._open_foreign(self._foreign, settings, request_id, prompt, index)
         reads_calls = self._joint is not None or self._tools is not None or bool(settings.forced)
         allowed = settings.tools_allowed and reads_calls
         grammar, program = self._program(allowed, settings.forced)
@@ -142,6 +156,25 @@ class Derenderer:
             logprobs=self._logprobs(settings),
         )
 
+    def _open_foreign(
+        self, item: ForeignFormat, settings: ChatSettings, request_id: str, prompt: Sequence[int], index: int
+    ) -> ChatStream:
+        reads_reasoning, reads_calls = self._parses
+        allowed = reads_calls and settings.tools_allowed
+        parser = item.open(
+            Opening(self.vocabulary, detokenizer(self.vocabulary, prompt), prompt, settings, reads_reasoning, allowed)
+        )
+        return ChatStream(
+            cast(Machine, parser),
+            settings,
+            self._ids(settings, request_id, prompt if allowed else (), index),
+            eos=self.eos_token_ids,
+            primary_eos=self.eos_token_ids[0] if self.eos_token_ids else None,
+            cut_ids=self.eos_token_ids,
+            filters=self._filters(settings),
+            logprobs=self._logprobs(settings),
+        )
+
     # -- parts -------------------------------------------------------------------------------------------
 
     def _plain(self) -> tuple[Grammar, Program]:
@@ -171,7 +204,9 @@ class Derenderer:
         filters: list[Filter] = []
         if (settings.tool_call_streaming or self._streaming) == "complete":
             filters.append(CompleteFilter())
-        if (settings.framing_whitespace or self._whitespace) == "trim" and self.parses:
+        if (settings.framing_whitespace or self._whitespace) == "trim" and self._foreign is not None:
+            filters.append(TrimFilter(True, True))
+        elif (settings.framing_whitespace or self._whitespace) == "trim" and self.parses:
             reasoning = (self._joint or self._reasoning or PLAIN).trim
             content = (self._joint or self._tools or self._reasoning or PLAIN).trim
             if reasoning.reasoning or content.content:
@@ -226,3 +261,26 @@ class Derenderer:
             if prompt[position] == turn:
                 machine.prime(prompt[position + 1 :], joint.primed)
                 return
+
+
+def _foreign(
+    reasoning: str | None, tools: str | None, registry: Registry, checkpoint: Checkpoint | None
+) -> ForeignFormat | None:
+    """The foreign format that the names select, if any; they select one and the same, or one of them nothing."""
+    names = [name for name in (reasoning, tools) if name]
+    if any(name in response_template.NAMES for name in names):
+        found = response_template.format_of(checkpoint)
+        if any(name not in response_template.NAMES for name in names):
+            raise UnknownFormat(f"{' and '.join(names)} cannot be combined: a response_template describes both")
+        return found
+    if any(name.startswith(vllm_parser.PREFIX) for name in names):
+        if not all(name.startswith(vllm_parser.PREFIX) for name in names):
+            raise UnknownFormat(f"{' and '.join(names)} cannot be combined: use vllm:NAME for both")
+        bare = [name.removeprefix(vllm_parser.PREFIX) if name else None for name in (reasoning, tools)]
+        return vllm_parser.format_of(bare[0], bare[1], checkpoint)
+    found_all = [registry.find_reasoning(reasoning)] if reasoning else []
+    picked = [*found_all, *([registry.find_tools(tools)] if tools else [])]
+    foreign = [item for item in picked if isinstance(item, ForeignFormat)]
+    if foreign and any(item is not foreign[0] for item in picked):
+        raise UnknownFormat(f"{' and '.join(names)} cannot be combined: one is a parser of its own")
+    return foreign[0] if foreign else None

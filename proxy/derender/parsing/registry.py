@@ -7,10 +7,13 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from typing import TypeAlias
 
 from proxy.derender.parsing.arguments.json_call import CallReader
 from proxy.derender.parsing.arguments.json_list import ListReader, NamedReader
+from proxy.derender.parsing.foreign import ForeignFormat
 from proxy.derender.parsing.model import Sink, State
+from proxy.derender.parsing.vllm_names import REASONING_PARSERS, TOOL_PARSERS, VERSION
 
 
 class UnknownFormat(ValueError):
@@ -182,34 +185,60 @@ def _list(entry: str) -> State:
     return State(Sink.CALL, reader=partial(ListReader, needs_arguments=True), then=entry, trial=True, declared=True)
 
 
+Format: TypeAlias = ReasoningFormat | ToolFormat | JointFormat | ForeignFormat
+
+
+def names_of(item: Format) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that select a format as reasoning parser, and as tool-call parser."""
+    if isinstance(item, ReasoningFormat):
+        return item.names, ()
+    if isinstance(item, ToolFormat):
+        return (), item.names
+    return item.reasoning_names, item.tool_names
+
+
 class Registry:
     """The formats that there are, by vLLM's parser names."""
 
     def __init__(self) -> None:
-        self.reasoning: dict[str, ReasoningFormat | JointFormat] = {}
-        self.tools: dict[str, ToolFormat | JointFormat] = {}
+        self.reasoning: dict[str, ReasoningFormat | JointFormat | ForeignFormat] = {}
+        self.tools: dict[str, ToolFormat | JointFormat | ForeignFormat] = {}
 
-    def add(self, *formats: ReasoningFormat | ToolFormat | JointFormat) -> None:
+    def add(self, *formats: Format) -> None:
         for item in formats:
-            if isinstance(item, JointFormat):
-                self.reasoning.update(dict.fromkeys(item.reasoning_names, item))
-                self.tools.update(dict.fromkeys(item.tool_names, item))
-            elif isinstance(item, ReasoningFormat):
-                self.reasoning.update(dict.fromkeys(item.names, item))
-            else:
-                self.tools.update(dict.fromkeys(item.names, item))
+            reasoning, tools = names_of(item)
+            if not isinstance(item, ToolFormat):
+                self.reasoning.update(dict.fromkeys(reasoning, item))
+            if not isinstance(item, ReasoningFormat):
+                self.tools.update(dict.fromkeys(tools, item))
 
-    def find_reasoning(self, name: str) -> ReasoningFormat | JointFormat:
+    def formats(self) -> list[Format]:
+        """Every format once."""
+        unique: dict[int, Format] = {id(item): item for item in (*self.reasoning.values(), *self.tools.values())}
+        return list(unique.values())
+
+    def find_reasoning(self, name: str) -> ReasoningFormat | JointFormat | ForeignFormat:
         """Raises UnknownFormat."""
         if name not in self.reasoning:
-            raise UnknownFormat(f"unknown reasoning parser {name!r}; there are: {', '.join(sorted(self.reasoning))}")
+            raise UnknownFormat(_unknown("reasoning", name, name in REASONING_PARSERS, self.reasoning))
         return self.reasoning[name]
 
-    def find_tools(self, name: str) -> ToolFormat | JointFormat:
+    def find_tools(self, name: str) -> ToolFormat | JointFormat | ForeignFormat:
         """Raises UnknownFormat."""
         if name not in self.tools:
-            raise UnknownFormat(f"unknown tool call parser {name!r}; there are: {', '.join(sorted(self.tools))}")
+            raise UnknownFormat(_unknown("tool call", name, name in TOOL_PARSERS, self.tools))
         return self.tools[name]
+
+
+def _unknown(kind: str, name: str, in_vllm: bool, there: Collection[str]) -> str:
+    """Why a name is refused, the names there are, and the ways out."""
+    names = f"there are: {', '.join(sorted(there))}"
+    if not in_vllm:
+        return f"unknown {kind} parser {name!r}; {names}; others: hf (the checkpoint's response_template), vllm:NAME"
+    return (
+        f"{kind} parser {name!r} is one of vLLM {VERSION}'s that has no format here; {names}; two ways out: hf (where "
+        f"the checkpoint has a response_template), or vllm:{name} (the parser of an installed vLLM)"
+    )
 
 
 @cache
