@@ -7,7 +7,7 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 JS := tests/e2e/js
 
-.PHONY: help install demo serve test bench lint clean
+.PHONY: help install demo serve test bench fuzz lint clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: $(STAMPS)/test $(JS)/node_modules/.package-lock.json ## Install what the t
 
 bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay
 	$(BIN)/python -m tests.bench $(ARGS)
+
+fuzz: $(STAMPS)/test ## 100,000 marker-rich outputs per family, random cuts, saved and restored at each (minutes per family)
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(STAMPS)/test ## Style, types, import contract
 	$(BIN)/ruff check proxy tests config

@@ -1,0 +1,27 @@
+"""Every format on outputs that generators write: valid, truncated, damaged; in any cuts, restored at each."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.generators.base import Generator, generators
+from tests.generators.check import KINDS, by_tokens, check, check_plain
+
+EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.family} {g.reasoning_parser}")
+
+
+@EACH
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**48))
+def test_any_output_in_any_cuts(generator: Generator, kind: str, seed: int) -> None:
+    check(generator, kind, seed, cuts=1)
+
+
+@pytest.mark.parametrize("generator", [g for g in generators() if by_tokens(g)], ids=lambda g: g.family)
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**48))
+def test_text_that_spells_markers_is_content(generator: Generator, seed: int) -> None:
+    check_plain(generator, seed)

@@ -1,0 +1,114 @@
+"""The properties that every format has, checked on one generated output."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from proxy.derender.derenderer import ChatSettings, Derenderer
+from proxy.derender.message import MessageBuilder
+from proxy.derender.parsing.registry import JointFormat, ReasoningFormat, ToolFormat, builtin
+from proxy.derender.stream import ChatStream
+from tests import derenders
+from tests.generators.base import Generator, Toy, Written, damaged, tools, toy, truncated
+
+KINDS = ("valid", "truncated", "damaged")
+
+
+@cache
+def derenderer(generator: Generator) -> tuple[Toy, Derenderer]:
+    made = toy(tuple(map(str, generator.markers)), tuple(map(str, generator.special)))
+    parsers = {"reasoning_parser": generator.reasoning_parser, "tool_parser": generator.tool_parser}
+    return made, Derenderer(made.vocabulary, **parsers)
+
+
+def fold(stream: ChatStream, ids: list[int], lengths: list[int], finish: str, again: Any = None) -> dict[str, Any]:
+    """The whole answer; ``again`` opens a fresh stream that takes over, restored, between any two chunks."""
+    message = MessageBuilder()
+    for chunk, last in derenders.pieces(ids, lengths):
+        if again is not None:
+            saved = msgspec.msgpack.decode(msgspec.msgpack.encode(stream.save()))
+            stream = again()
+            stream.load(saved)
+        for delta in stream.feed(chunk, finish if last else None):
+            message.add(delta)
+    return derenders.answer(message) | {"usage": (stream.completion_tokens, stream.reasoning_tokens)}
+
+
+def write(generator: Generator, kind: str, rng: random.Random, declared: list[dict[str, Any]]) -> Written:
+    written = generator.write(rng, declared)
+    if kind == "truncated":
+        return truncated(written, rng)
+    return damaged(written, rng, generator.markers) if kind == "damaged" else written
+
+
+def check(generator: Generator, kind: str, seed: int, cuts: int = 3) -> None:
+    """Whole = one by one = any cuts = restored at each cut; and what a valid output says comes out."""
+    rng = random.Random(seed)
+    declared = tools(rng)
+    written = write(generator, kind, rng, declared)
+    made, opener = derenderer(generator)
+    ids = made.encode(written.pieces, rng)
+    prompt = [1, *made.encode(written.prompt, rng)]
+    finish = "length" if written.truncated else "stop"
+    for streaming, whitespace in (("incremental", "keep"), ("complete", "trim")):
+        settings = ChatSettings(tools=tuple(declared), tool_call_streaming=streaming, framing_whitespace=whitespace)
+
+        def opened(settings: ChatSettings = settings) -> ChatStream:
+            return opener.chat(settings, request_id="r", prompt_token_ids=prompt)
+
+        whole = fold(opened(), ids, [len(ids)], finish) if ids else fold(opened(), [], [0], finish)
+        if ids:
+            assert fold(opened(), ids, [1] * len(ids), finish) == whole, "one by one"
+        for _ in range(cuts):
+            lengths = derenders.cut(len(ids), rng)
+            assert fold(opened(), ids, lengths, finish) == whole or not ids, lengths
+            assert fold(opened(), ids, lengths, finish, opened) == whole or not ids, ("restored", lengths)
+        if kind == "valid":
+            says(written, whole, exact=whitespace == "trim")
+        if streaming == "complete":
+            for call in whole["tool_calls"]:
+                assert isinstance(json.loads(call["arguments"]), dict)
+
+
+def says(written: Written, answer: dict[str, Any], exact: bool) -> None:
+    """``exact``: framing whitespace is gone; else there may be some."""
+    found = [(call["name"], json.loads(call["arguments"])) for call in answer["tool_calls"]]
+    assert found == list(written.calls)
+    for field, said in (("reasoning", written.reasoning), ("content", written.content)):
+        got = answer[field] or ""
+        assert (got if exact else got.strip()) == (said if exact else said.strip()), field
+
+
+def by_tokens(generator: Generator) -> bool:
+    """Whether every marker of the format is a token here, and its answer begins as content where none comes."""
+    made, opener = derenderer(generator)
+    formats = [
+        builtin().reasoning.get(generator.reasoning_parser or ""),
+        builtin().tools.get(generator.tool_parser or ""),
+    ]
+    states = [state for item in formats if isinstance(item, ToolFormat) for state in item.states.values()]
+    markers = {marker for state in states for marker in state.on}
+    for item in formats:
+        if isinstance(item, JointFormat) or (isinstance(item, ReasoningFormat) and item.behind):
+            return False
+        if isinstance(item, ReasoningFormat):
+            markers |= {item.start, item.end}
+    return bool(markers) and markers <= made.vocabulary.added.keys()
+
+
+def check_plain(generator: Generator, seed: int) -> None:
+    """Text that only spells markers, where the vocabulary has them as tokens, is content to the byte."""
+    rng = random.Random(seed)
+    declared = tools(rng)
+    text = damaged(generator.write(rng, declared), rng, generator.markers).text
+    made, opener = derenderer(generator)
+    ids = made.encode([text], rng)
+    stream = opener.chat(ChatSettings(tools=tuple(declared)), request_id="r", prompt_token_ids=[1])
+    answer = fold(stream, ids, derenders.cut(len(ids), rng), "stop") if ids else {"tool_calls": []}
+    if ids and not answer["tool_calls"]:
+        assert (answer["reasoning"] or "") + (answer["content"] or "") == text
