@@ -173,7 +173,10 @@ def nine_characters(evidence: Evidence) -> None:
         assert all(re.fullmatch("[A-Za-z0-9]{9}", call.id or "") for call in choice.calls)
 
 
-@sentence("No piece of the stop string is ever sent.", "Nothing after the match is sent, even if the engine delivers more tokens.")
+@sentence(
+    "No piece of the stop string is ever sent.",
+    "Nothing after the match is sent, even if the engine delivers more tokens.",
+)
 def stop_string_cut(evidence: Evidence) -> None:
     (stop,) = evidence.case.request["stop"]
     before = evidence.case.text[: evidence.case.text.index(stop)]

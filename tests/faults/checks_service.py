@@ -28,7 +28,8 @@ def rows_hold(evidence: Evidence) -> None:
 
 
 @sentence(
-    'The error event is an object with the top-level key "error" (no choices), which makes openai-python raise APIError.'
+    'The error event is an object with the top-level key "error" (no choices), which makes openai-python raise '
+    "APIError."
 )
 def error_event_shape(evidence: Evidence) -> None:
     for _, answer in evidence.streamed:

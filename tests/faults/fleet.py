@@ -19,6 +19,13 @@ from tests.servers import Sidecar, Simulator
 
 GENERATE = "/inference/v1/generate"
 Play = Callable[[Asked], Iterable[Step]]
+DEFAULTS = (("reasoning_parser", None), ("tool_call_parser", None), ("framing_whitespace", "keep"))
+
+
+def playing(steps: Iterable[Step]) -> Play:
+    """The same for every request."""
+    played = list(steps)
+    return lambda asked: played
 
 
 class Fleet:
@@ -31,6 +38,8 @@ class Fleet:
         self.sidecars: dict[Any, Sidecar] = {}
 
     def close(self) -> None:
+        for started in [*self.sidecars.values(), *self.simulators.values()]:
+            started.server.should_exit = True  # all at once, then one after the other is waited for
         self.running.close()
 
     def simulator(self, model: str | Path, **options: Any) -> Simulator:
@@ -42,7 +51,9 @@ class Fleet:
         return self.simulators[key]
 
     def sidecar(self, model: str | Path, engine_url: str, **flags: Any) -> Sidecar:
-        flags.setdefault("chat_template", PROMPT_TEMPLATE)
+        flags = {"chat_template": PROMPT_TEMPLATE} | {
+            name: value for name, value in flags.items() if (name, value) not in DEFAULTS
+        }
         key = (str(model), engine_url, repr(sorted(flags.items())))
         if key not in self.sidecars:
             directory = model_dir(model) if isinstance(model, str) else model

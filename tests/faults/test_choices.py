@@ -8,12 +8,13 @@ import pytest
 
 from tests.engines.raw_server import DONE, Step, event, sse
 from tests.faults import cases, checks, checks_details, checks_service  # noqa: F401
-from tests.faults.cases import Plan, encode, random_lengths
+from tests.faults.cases import Plan, encode, encode_demo, random_lengths
 from tests.faults.evidence import Evidence, judge
 from tests.faults.exchange import Client, Exchange, script
 from tests.faults.expectation import check, check_choice
-from tests.faults.fleet import Fleet, RawEngine
-from tests.faults.shape import check_stream, tool_delta_faults
+from tests.faults.fleet import Fleet, RawEngine, playing
+from tests.faults.shape import check_chunk, check_stream, tool_delta_faults
+from tests.servers import DEMO_MODEL
 
 CASES = (
     *("mtp-chunk-10", "n-choices-01", "n-choices-03", "finish-reason-01"),
@@ -42,7 +43,7 @@ def test_tokens_past_eos(fleet: Fleet, raw_engine: RawEngine) -> None:
     for plan in case.plans():
         if plan.alone:
             continue  # one token per chunk without a finish: covered by the plan before it
-        raw_engine.play = lambda asked, plan=plan: sse(*events_of(plan, logprobs=True), DONE)
+        raw_engine.play = playing(sse(*events_of(plan, logprobs=True), DONE))
         body = said(case.prompt, logprobs=True, return_token_ids=True)
         streamed, whole = both(client, body, plan.name)
         for answer in (streamed, whole):
@@ -75,14 +76,14 @@ def test_interleaved_choices(fleet: Fleet, raw_engine: RawEngine) -> None:
     outputs = {choice["index"]: choice["token_ids"] for choice in case.input["choices"]}
     alone = {}
     for index, ids in outputs.items():
-        raw_engine.play = lambda asked, ids=ids: sse(event(*ids, finish="stop"), DONE)
+        raw_engine.play = playing(sse(event(*ids, finish="stop"), DONE))
         alone[index] = client.ask(said(case.prompt)).only
     orders = [plan["chunks"] for plan in case.raw["chunking"]]
     orders += [interleaved(outputs, seed) for seed in range(6)]
     orders += [interleaved(outputs, 0, single=True)]
     evidence = Evidence(case, facts={"alone": alone})
     for number, order in enumerate(orders):
-        raw_engine.play = lambda asked, order=order: sse(*choice_events(order, outputs), DONE)
+        raw_engine.play = playing(sse(*choice_events(order, outputs), DONE))
         streamed, whole = both(client, said(case.prompt, n=2), f"order {number}")
         for answer in (streamed, whole):
             check_choices(case.expected, answer)
@@ -135,7 +136,7 @@ def test_one_choice_ends_early(fleet: Fleet, raw_engine: RawEngine) -> None:
     evidence = Evidence(case)
     steps: list[list[Step]] = [sse(*events, DONE), sse(b"".join(events) + DONE)]
     for number, played in enumerate(steps):
-        raw_engine.play = lambda asked, played=played: list(played)
+        raw_engine.play = playing(list(played))
         before = len(raw_engine.asked())
         streamed, whole = both(client, said(case.prompt, n=2), f"{number}")
         assert not any(asked.left.is_set() for asked in raw_engine.asked()[before:])
@@ -196,15 +197,15 @@ def test_usage_chunk(fleet: Fleet) -> None:
 
 def test_reasoning_field(fleet: Fleet) -> None:
     case = cases.load()["reasoning-boundary-14"]
-    ids = encode("qwen3", f"<think>{case.input['reasoning_text']}</think>Done.")
+    ids = encode_demo(f"<think>{case.input['reasoning_text']}</think>Done.")
     found: dict[str, list[Exchange]] = {}
     for setting in ("reasoning", "reasoning_content", "both"):
         sidecar = fleet.sidecar(
-            *("qwen3", fleet.simulator("qwen3").url),
+            DEMO_MODEL,
+            fleet.simulator(DEMO_MODEL).url,
             reasoning_parser="qwen3",
             tool_call_parser="hermes",
-            framing_whitespace="keep",
-            **({} if setting == "reasoning" else {"reasoning_field": setting}),
+            reasoning_field=setting,
         )
         found[setting] = []
         for chunk in (1, 2, len(ids)):
@@ -237,8 +238,6 @@ def test_bad_streams_are_seen(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("entries", [2, 3])
 def test_entries_of_one_index_are_seen(entries: int) -> None:
-    from tests.faults.shape import check_chunk
-
     entry = {"index": 0, "function": {"arguments": "x"}}
     chunk = {"choices": [{"index": 0, "delta": {"tool_calls": [entry] * entries}, "finish_reason": None}]}
     with pytest.raises(AssertionError):

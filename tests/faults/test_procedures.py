@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -50,7 +53,7 @@ def test_client_leaves(fleet: Fleet) -> None:
         request_id = f"leaves-{name.replace(' ', '-')}"
         leave(client.url + path, body, request_id)
         closed = time.time()
-        wait_until(lambda request_id=request_id: all(one["aborted"] for one in simulator.requests(request_id)), 5)
+        wait_until(partial(all_aborted, simulator, request_id))
         found[name] = simulator.requests(request_id)
         seconds[name] = max(one["aborted_at"] for one in found[name]) - closed
     answer = client.ask(ordinary)
@@ -63,6 +66,10 @@ def test_client_leaves(fleet: Fleet) -> None:
         "running at the engine": running(client.http, simulator),
     }
     judge(Evidence(case, facts=facts))
+
+
+def all_aborted(simulator: Simulator, request_id: str) -> bool:
+    return all(one["aborted"] for one in simulator.requests(request_id))
 
 
 def leave(url: str, body: dict[str, Any], request_id: str) -> None:
@@ -196,39 +203,61 @@ def test_long_arguments() -> None:
     derenderers = {name: Derenderer(vocabulary, tool_parser=name) for name in ("hermes", "qwen3_coder")}
     seconds: dict[str, dict[int, float]] = {}
     steps: list[float] = []
-    arguments: list[tuple[str, Any]] = []
-    for size in SIZES:
-        for kind, (piece, divisor) in PIECES.items():
-            content = piece * (size // divisor)
-            for form, (parser, text, choice) in call_texts(content).items():
-                ids = encode("qwen3", text)
-                best, longest, told = measure(derenderers[parser], case.tools or [], choice, ids, runs=2)
-                seconds.setdefault(f"{form} {kind}", {})[size] = best
-                steps.append(longest)
-                arguments.append((told, {"path": "a.txt", "content": content}))
-    judge(Evidence(case, facts={"seconds by size": seconds, "longest steps": steps, "arguments": arguments}))
+    arguments: list[str] = []
+    wanted: list[dict[str, str]] = []
+    for kind, (piece, divisor) in PIECES.items():
+        for form in ("hermes", "xml", "required"):
+            runs: list[Run] = []
+            for size in SIZES:
+                content = piece * (size // divisor)
+                parser, text, choice = call_texts(content)[form]
+                runs.append(partial(measure, derenderers[parser], case.tools or [], choice, encode("qwen3", text)))
+                wanted.append({"path": "a.txt", "content": content})
+            best, longest, told = best_of(runs)
+            arguments += told
+            seconds[f"{form} {kind}"] = dict(zip(SIZES, best, strict=True))
+            steps.append(longest)
+    pairs = list(zip(arguments, wanted, strict=True))
+    judge(Evidence(case, facts={"seconds by size": seconds, "longest steps": steps, "arguments": pairs}))
+
+
+Run = Callable[[], tuple[float, float, str]]
+
+
+def best_of(runs: list[Run], most: int = 6) -> tuple[list[float], float, list[str]]:
+    """The least seconds of each run and of the longest step, measured again while the machine seems to disturb;
+    and what each run told."""
+    best, longest = [float("inf")] * len(runs), float("inf")
+    for _ in range(most):
+        measured = [run() for run in runs]
+        best = [min(old, new[0]) for old, new in zip(best, measured, strict=True)]
+        longest = min(longest, max(step for _, step, _ in measured))
+        if longest < 0.03 and all(large <= 5 * small for small, large in zip(best, best[1:], strict=False)):
+            break
+    return best, longest, [told for _, _, told in measured]
 
 
 def measure(
-    derenderer: Derenderer, tools: list[dict[str, Any]], choice: str, ids: list[int], *, runs: int
+    derenderer: Derenderer, tools: list[dict[str, Any]], choice: str, ids: list[int]
 ) -> tuple[float, float, str]:
-    """CPU seconds of the whole, of its longest step (both the best of ``runs``), and the arguments."""
-    best = longest = float("inf")
+    """CPU seconds of the whole, of its longest step, and the arguments. The collector is the process's business."""
     clock = time.thread_time
-    for _ in range(runs):
-        stream = derenderer.chat(ChatSettings(tools=tuple(tools), tool_choice=choice), request_id="r")
-        parts: list[str] = []
-        worst = 0.0
+    stream = derenderer.chat(ChatSettings(tools=tuple(tools), tool_choice=choice), request_id="r")
+    parts: list[str] = []
+    worst = 0.0
+    last = len(ids) - 1
+    gc.disable()
+    try:
         started = now = clock()
-        last = len(ids) - 1
         for number, token in enumerate(ids):
             deltas = stream.feed([token], "stop" if number == last else None)
             before, now = now, clock()
             worst = max(worst, now - before)
             for delta in deltas:
                 parts += [call.arguments for call in delta.tool_calls or () if call.arguments]
-        best, longest = min(best, now - started), min(longest, worst)
-    return best, longest, "".join(parts)
+    finally:
+        gc.enable()
+    return now - started, worst, "".join(parts)
 
 
 @pytest.mark.parametrize("form", ["hermes", "xml", "required"])
@@ -238,12 +267,15 @@ def test_long_arguments_over_http(fleet: Fleet, form: str) -> None:
     content = "é🫠" * (SIZES[0] // 6)
     parser, text, choice = call_texts(content)[form]
     simulator = fleet.simulator("qwen3")
-    sidecar = fleet.sidecar("qwen3", simulator.url, tool_call_parser=parser, framing_whitespace="trim")
-    client = fleet.client(sidecar)
+    reasoning = "qwen3" if parser == "qwen3_coder" else None  # the configurations that the other cases use
+    client = fleet.client(
+        fleet.sidecar("qwen3", simulator.url, tool_call_parser=parser, reasoning_parser=reasoning)
+    )
+    prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n" if reasoning else "Hi"
     ids = encode("qwen3", text)
     for stream in (True, False):
         body = {
-            "messages": [{"role": "user", "content": "Hi"}],
+            "messages": [{"role": "user", "content": prompt}],
             "tools": case.tools,
             "tool_choice": choice,
             "vllm_xargs": script(ids, chunk=1, burst=8),

@@ -14,11 +14,11 @@ from proxy.engines.events import decode_event
 from proxy.engines.sse import SSEDecoder
 from tests.engines.raw_server import DONE, SSE_HEAD, Asked, Step, event, http_chunk, sse
 from tests.faults import cases, checks, checks_details, checks_service  # noqa: F401
-from tests.faults.cases import encode
+from tests.faults.cases import encode, encode_demo
 from tests.faults.evidence import Evidence, judge
-from tests.faults.exchange import Client, Exchange, script
+from tests.faults.exchange import CHAT, Client, Exchange, script
 from tests.faults.expectation import check, check_chunks
-from tests.faults.fleet import Fleet, RawEngine
+from tests.faults.fleet import Fleet, RawEngine, playing
 from tests.faults.shape import check_stream
 from tests.servers import DEMO_MODEL, free_port
 
@@ -60,7 +60,7 @@ def test_readable_streams(fleet: Fleet, raw_engine: RawEngine, client: Client, n
     case = cases.load()[name]
     evidence = Evidence(case)
     for cut in cuts_of(reads_of(name)).values():
-        raw_engine.play = lambda asked, cut=cut: sse(*cut)
+        raw_engine.play = playing(sse(*cut))
         streamed, whole = ask(client, True), ask(client, False)
         check_stream(streamed, usage=True)
         for answer in (streamed, whole):
@@ -99,16 +99,9 @@ def comments(fleet: Fleet, raw_engine: RawEngine) -> dict[str, Any]:
         for _ in range(count):
             steps += [interval, *([http_chunk(comment)] if comment else [])]
         steps += [http_chunk(event(*two, finish="stop") + DONE), b"0\r\n\r\n"]
-        raw_engine.play = lambda asked, steps=steps: steps
+        raw_engine.play = playing(steps)
         answers.append(ask(client, True))
     return {"quiet, timeout, answer": (interval * count, timeout, answers[0]), "without comments": answers[1]}
-
-
-def encode_demo(text: str) -> list[int]:
-    from tokenizers import Tokenizer
-
-    ids: list[int] = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(text).ids
-    return ids
 
 
 def test_crlf(raw_engine: RawEngine, client: Client) -> None:
@@ -117,22 +110,19 @@ def test_crlf(raw_engine: RawEngine, client: Client) -> None:
     *head, last = reads_of("transport-01")
     first, rest = last.split(b"\r\n\r\n", 1)
 
-    def paused(asked: Asked) -> list[Step]:
-        # after its third read the first event is complete: nothing more comes for a while
-        return [SSE_HEAD, *(step for read in head for step in (http_chunk(read), 0.01)), PAUSE, http_chunk(last), b"0\r\n\r\n"]
-
-    def split(asked: Asked) -> list[Step]:
-        return [SSE_HEAD, http_chunk(b"".join(head) + first + b"\r\n\r"), PAUSE, http_chunk(b"\n" + rest), b"0\r\n\r\n"]
-
-    for play in (paused, split):
-        raw_engine.play = play
+    end: list[Step] = [b"0\r\n\r\n"]
+    # the first event is complete with the reads before the last: nothing more comes for a while
+    paused = [SSE_HEAD, *(step for read in head for step in (http_chunk(read), 0.01)), PAUSE, http_chunk(last), *end]
+    split = [SSE_HEAD, http_chunk(b"".join(head) + first + b"\r\n\r"), PAUSE, http_chunk(b"\n" + rest), *end]
+    for steps in (paused, split):
+        raw_engine.play = playing(steps)
         evidence.streamed.append((None, ask(client, True)))
     for _, answer in evidence.streamed:
         check_stream(answer, usage=True)
         check(case, answer)
     judge(evidence)
     for cut in cuts_of(reads_of("transport-01")).values():
-        raw_engine.play = lambda asked, cut=cut: sse(*cut)
+        raw_engine.play = playing(sse(*cut))
         for stream in (True, False):
             check(case, ask(client, stream))
 
@@ -143,7 +133,7 @@ def test_reset_in_mid_stream(raw_engine: RawEngine, client: Client) -> None:
     evidence = Evidence(case)
     for cut in cuts_of(reads).values():
         # what was sent is to arrive: a reset drops what the kernel still holds
-        raw_engine.play = lambda asked, cut=cut: [*sse(*cut, end=False), 0.1, "reset"]
+        raw_engine.play = playing([*sse(*cut, end=False), 0.1, "reset"])
         answer = client.ask(said(stream=True))
         check_stream(answer, failed=True)
         check_chunks([{"delta": {"role": "assistant", "content": ""}}, *case.expected["chunks_like"]], answer)
@@ -154,8 +144,7 @@ def test_reset_in_mid_stream(raw_engine: RawEngine, client: Client) -> None:
     with openai.OpenAI(base_url=client.url + "/v1", api_key="x", max_retries=0) as official, pytest.raises(
         openai.APIError
     ) as raised:
-        for _ in official.chat.completions.create(model="raw", messages=[{"role": "user", "content": "x"}], stream=True):
-            pass
+        list(official.chat.completions.create(model="raw", messages=[{"role": "user", "content": "x"}], stream=True))
     evidence.facts["raised by openai"] = raised.type.__name__
     judge(evidence)
 
@@ -168,7 +157,7 @@ def test_end_without_finish(raw_engine: RawEngine, client: Client) -> None:
     without_done = read.removesuffix(b"data: [DONE]\n\n")
     endings: list[list[Step]] = [sse(read), sse(without_done), [*sse(without_done, end=False), 0.05, "close"]]
     for steps in endings:
-        raw_engine.play = lambda asked, steps=steps: list(steps)
+        raw_engine.play = playing(list(steps))
         streamed = client.ask(said(stream=True))
         check_stream(streamed, failed=True)
         assert streamed.only.content == "Hello"
@@ -212,11 +201,9 @@ def test_long_frames(fleet: Fleet, raw_engine: RawEngine, client: Client) -> Non
     case = cases.load()["transport-08"]
     evidence = Evidence(case)
     for size in (200_000, 3_000_000):
-        frames = b"".join(
-            [long_event(size, 9707), b'data: {"choices":[{"index":0,"token_ids":[1879],"finish_reason":"stop"}]}\n\n', DONE]
-        )
+        frames = long_event(size, 9707) + event(1879, finish="stop") + DONE
         cut = [frames[at : at + 65_536] for at in range(0, len(frames), 65_536)]
-        raw_engine.play = lambda asked, cut=cut: sse(*cut)
+        raw_engine.play = playing(sse(*cut))
         streamed, whole = ask(client, True), ask(client, False)
         check_stream(streamed, usage=True)
         for answer in (streamed, whole):
@@ -230,7 +217,7 @@ def test_long_frames(fleet: Fleet, raw_engine: RawEngine, client: Client) -> Non
     one = encode_demo("Hello")
     too_long = []
     for before in (b"", event(*one)):
-        raw_engine.play = lambda asked, before=before: sse(before + long_event(200_000, one[0]), DONE)
+        raw_engine.play = playing(sse(before + long_event(200_000, one[0]), DONE))
         too_long += [ask(bounded, stream) for stream in (True, False)]
     evidence.facts["too long"] = too_long
     judge(evidence)
@@ -276,8 +263,8 @@ def test_nothing_is_buffered(raw_engine: RawEngine, client: Client) -> None:
 
 
 def test_headers_of_a_whole_answer(raw_engine: RawEngine, client: Client) -> None:
-    raw_engine.play = lambda asked: sse(event(9707, finish="stop"), DONE)
+    raw_engine.play = playing(sse(event(9707, finish="stop"), DONE))
     with httpx.Client(trust_env=False) as plain_client:
-        answer = plain_client.post(client.url + "/v1/chat/completions", json=said(), headers={"accept-encoding": "gzip"})
+        answer = plain_client.post(client.url + CHAT, json=said(), headers={"accept-encoding": "gzip"})
     assert answer.headers["content-type"].startswith("application/json")
     assert int(answer.headers["content-length"]) == len(answer.content)

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy import app
 from tests.faults import cases, checks_service  # noqa: F401
-from tests.faults.cases import encode
+from tests.faults.cases import encode, encode_demo
 from tests.faults.evidence import Evidence, judge
 from tests.faults.exchange import CHAT, COMPLETIONS, Client, Exchange, script
 from tests.faults.fleet import Fleet
@@ -16,8 +16,8 @@ from tests.servers import DEMO_MODEL, Simulator
 CASES = ("request-validation-01", "request-validation-03", "request-validation-04")
 MARK = "<|im_start|>"  # one token of the demo's vocabulary
 CONTEXT = 16
-# Contested: a limit that fits into the context, but not behind this prompt, is refused or lowered. vLLM's render (0.33),
-# whose rule the sidecar follows, lowers it: recorded in tests/data/render as "max_tokens of all".
+# Contested: a limit that fits into the context, but not behind this prompt, is refused or lowered. vLLM's render
+# (0.33), whose rule the sidecar follows, lowers it: recorded in tests/data/render as "max_tokens of all".
 CLAMPED = (10, 7)
 
 
@@ -96,8 +96,8 @@ def test_empty_prompts(fleet: Fleet) -> None:
                 batch = (answer.status, count)
     facts: dict[str, Any] = {"batch": batch}
     if "/inference/v1/generate" in {route.path for route in app.ROUTES}:
-        body = {"token_ids": [], "sampling_params": {}}
-        facts["generate without ids"] = client.http.post(client.url + "/inference/v1/generate", json=body).status_code
+        empty: dict[str, Any] = {"token_ids": [], "sampling_params": {}}
+        facts["generate without ids"] = client.http.post(client.url + "/inference/v1/generate", json=empty).status_code
     judge(Evidence(case, facts=facts), waiting())
 
 
@@ -105,12 +105,13 @@ def test_context_length(fleet: Fleet) -> None:
     case = cases.load()["request-validation-04"]
     simulator = fleet.simulator(DEMO_MODEL, max_model_len=CONTEXT)
     client = fleet.client(fleet.sidecar(DEMO_MODEL, simulator.url))
-    assert len(encode_demo(client, MARK * 10)) == 10
+    assert len(encode_demo(MARK * 10)) == 10
     lengths, messages = [], []
     for row, (prompt, limit, wanted) in enumerate(case.input["rows"]):
         for stream in (False, True):
             request_id = f"length-{row}-{stream}"
-            body = {"messages": [{"role": "user", "content": MARK * prompt}], "stream": stream}
+            said = [{"role": "user", "content": MARK * prompt}]
+            body: dict[str, Any] = {"messages": said, "stream": stream}
             body["vllm_xargs"] = script([40] * 2 * CONTEXT)
             if limit is not None:
                 body["max_tokens"] = limit
@@ -133,8 +134,11 @@ def test_context_length(fleet: Fleet) -> None:
     check_prompt_only(client)
     templated = fleet.client(fleet.sidecar(DEMO_MODEL, simulator.url, chat_template=None))
     added = len(tokens(templated, {"messages": [{"role": "user", "content": MARK}]})) - 1
-    said = [[{"role": "user", "content": MARK * (length - added)}] for length in (CONTEXT - 1, CONTEXT)]
-    fits, full = (templated.ask({"messages": messages, "vllm_xargs": script([40])}) for messages in said)
+    contents = [MARK * (length - added) for length in (CONTEXT - 1, CONTEXT)]
+    fits, full = (
+        templated.ask({"messages": [{"role": "user", "content": content}], "vllm_xargs": script([40])})
+        for content in contents
+    )
     assert 0 < added < CONTEXT - 1 and fits.usage is not None
     facts = {
         "lengths": lengths,
@@ -148,10 +152,6 @@ def check_prompt_only(client: Client) -> None:
     """``max_tokens`` 0 of a completion with ``echo`` gives the prompt and asks for nothing."""
     answer = client.ask({"prompt": "Once", "echo": True, "max_tokens": 0}, path=COMPLETIONS)
     assert answer.status == 200 and answer.only.content == "Once"
-
-
-def encode_demo(client: Client, text: str) -> list[int]:
-    return tokens(client, {"prompt": text, "add_special_tokens": False})
 
 
 def tokens(client: Client, body: dict[str, Any]) -> list[int]:
