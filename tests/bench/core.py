@@ -61,6 +61,11 @@ _DEEPSEEK = (
     '{"path": "a", "content": "%s"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
 )
 _HARMONY = '<|channel|>commentary to=functions.write_file <|constrain|>json<|message|>{"path": "a", "content": "%s"}'
+_DSML = (
+    '\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="write_file">\n<｜DSML｜parameter name="content" string="true">%s'
+    "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+)
+_DONE = "<think>\n\n</think>\n\n"
 
 CASES = (
     Case("none", "content", "qwen3", None, None, "%s"),
@@ -92,6 +97,16 @@ CASES = (
     ),
     Case(
         "openai + gptoss", "reasoning", "gptoss", "openai_gptoss", "openai", "<|channel|>analysis<|message|>%s<|end|>"
+    ),
+    Case("deepseek_v4", "reasoning", "deepseek_r1", "deepseek_v4", "deepseek_v4", _THINK),
+    Case("deepseek_v4", "content", "deepseek_r1", "deepseek_v4", "deepseek_v4", _DONE + "%s"),
+    Case("deepseek_v4", "arguments", "deepseek_r1", "deepseek_v4", "deepseek_v4", _DONE + _DSML),
+    Case("llama4_pythonic", "content", "llama3_1_tool", None, "llama4_pythonic", "%s"),
+    Case("llama4_pythonic", "arguments", "llama3_1_tool", None, "llama4_pythonic", '[write_file(content="%s")]', True),
+    Case("mistral", "reasoning", "llama3_1", "mistral", "mistral", "<think>%s</think>Done."),
+    Case("mistral", "content", "llama3_1", "mistral", "mistral", "%s"),
+    Case(
+        "mistral", "arguments", "llama3_1", "mistral", "mistral", '[TOOL_CALLS]write_file[ARGS]{"content": "%s"}', True
     ),
     Case("openai + gptoss", "content", "gptoss", "openai_gptoss", "openai", "<|channel|>final<|message|>%s"),
     Case("openai + gptoss", "arguments", "gptoss", "openai_gptoss", "openai", _HARMONY, True),

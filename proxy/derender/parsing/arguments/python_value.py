@@ -96,6 +96,10 @@ class PythonValueReader:
     def read(self, text: str, at: int, calls: Calls) -> int:
         """Read ``text`` from ``at``; returns the index behind what belongs to the value."""
         size = len(text)
+        if self._at == _STRING and not (at or self._text or self._first is not None):
+            if self._quote[0] not in text and "\\" not in text:
+                calls.arguments(quote_inner(text))
+                return size
         while at < size and not (self.done or self.failed):
             where = self._at
             if where == _STRING:

@@ -42,7 +42,12 @@ class PythonicReader:
         self.failed = False
 
     def text(self, text: str, calls: Calls) -> int:
-        at = 0
+        if self._value is not None:
+            at = self._read_value(text, 0, calls)
+            if at == len(text):
+                return at
+        else:
+            at = 0
         size = len(text)
         while at < size and not (self.done or self.failed):
             if self._value is not None:

@@ -19,8 +19,8 @@ told apart by what stands before the separator. V3.2 and V4 write, behind a blan
 
 V4 calls the outer element ``tool_calls``; V4.1 calls it ``calls`` and writes a space behind every ``｜DSML｜``, which
 is one token, the rest being ordinary text. An ``invoke`` without the outer element is a call if its tool is
-declared. vLLM drops whitespace in front of a first DSML call as long as nothing else was content. Sources: the
-checkpoints' chat templates, and ``encoding_dsv32.py`` and its successors.
+declared. vLLM drops whitespace in front of a first DSML call as long as nothing else was content, and that at
+the end of V4's reasoning. Sources: the checkpoints' chat templates, and ``encoding_dsv32.py`` and its successors.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def _reasoning(
     switch: tuple[str, ...] = (),
     opens: tuple[str, ...] = (),
     ends_with_call: bool = False,
+    drops_tail: bool = False,
 ) -> ReasoningFormat:
     return ReasoningFormat(
         names=names,
@@ -48,6 +49,7 @@ def _reasoning(
         switch=switch,
         opens=opens,
         ends_with_call=ends_with_call,
+        drops_tail=drops_tail,
         trim=Trim(reasoning=False),
     )
 
@@ -56,7 +58,7 @@ _SWITCH = ("thinking", "enable_thinking")
 DEEPSEEK_R1 = _reasoning("deepseek_r1", "step5", open_by_default=True)
 DEEPSEEK_V3_THINKING = _reasoning("deepseek_v3", open_by_default=False, opens=_SWITCH)
 DEEPSEEK_V4_THINKING = _reasoning(
-    "deepseek_v4", "deepseek_v41", open_by_default=True, switch=_SWITCH, ends_with_call=True
+    "deepseek_v4", "deepseek_v41", open_by_default=True, switch=_SWITCH, ends_with_call=True, drops_tail=True
 )
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"

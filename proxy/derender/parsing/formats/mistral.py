@@ -11,7 +11,7 @@ writes itself at the beginning; inside it even control tokens of calls are text.
 ``<think>...</think>`` out of ordinary tokens. Ids of calls are nine letters and digits. Sources:
 mistral-common's tokenizers and the checkpoints' chat templates.
 
-vLLM drops whitespace in front of a first call as long as nothing else was content.
+vLLM drops whitespace at the end of the reasoning, and in front of a first call as long as nothing else was content.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ MISTRAL_THINKING = ReasoningFormat(
     end="[/THINK]",
     open_by_default=False,
     literal=True,
+    drops_tail=True,
     spelled=("<think>", "</think>"),
 )
 
