@@ -59,7 +59,8 @@ class UpstreamError(Exception):
     """A failure of the engine or of the connection to it.
 
     ``kind`` is one of connect, timeout_connect, timeout_first_token, timeout_idle, status, error_event,
-    protocol, eof, too_large: the label of ``derender_engine_errors_total``.
+    protocol, eof, too_large: the label of ``derender_engine_errors_total``. ``not_offered``: the HTTP status with
+    which the engine said that it does not do this at all; None where it is about this request only.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class UpstreamError(Exception):
         code: int | str | None = None,
         kind: str = "protocol",
         param: str | None = None,
+        not_offered: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -79,6 +81,7 @@ class UpstreamError(Exception):
         self.type = type or UPSTREAM_TYPE_BY_STATUS.get(status) or TYPE_BY_STATUS.get(status, "InternalServerError")
         self.code = status if code is None else code
         self.kind = kind
+        self.not_offered = not_offered
 
 
 def error_body(

@@ -82,8 +82,11 @@ def from_response(status: int, body: bytes) -> UpstreamError:
         return UpstreamError("The engine refused this proxy's credentials.", status=502, kind="status")
     if status in (404, 405) and (error is None or error.type == "" or error.message == "Not Found"):
         # The server's own answer, not one about a model.
-        return UpstreamError("The engine has no such route.", status=502, kind="status")
-    return _failure(status, error or EngineError(type=""), kind="status")
+        return UpstreamError("The engine has no such route.", status=502, kind="status", not_offered=status)
+    failure = _failure(status, error or EngineError(type=""), kind="status")
+    # vLLM has its token routes behind --enable-scale-out and answers 403 without it.
+    failure.not_offered = status if status in (403, 501) else None
+    return failure
 
 
 def from_event(error: EngineError) -> UpstreamError:
