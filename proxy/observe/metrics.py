@@ -67,6 +67,10 @@ class Metrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def add(self, collector: Collector) -> None:
+        """Show the series of another part too."""
+        self._registry.register(collector)
+
     def exposition(self) -> bytes:
         """The series in Prometheus' text format 0.0.4."""
         return generate_latest(self._registry)
