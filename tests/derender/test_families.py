@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.derender.parsing.registry import builtin
 from tests.generators.base import Generator, generators
 from tests.generators.check import KINDS, by_tokens, check, check_plain
 
@@ -25,3 +26,11 @@ def test_any_output_in_any_cuts(generator: Generator, kind: str, seed: int) -> N
 @given(seed=st.integers(0, 2**48))
 def test_text_that_spells_markers_is_content(generator: Generator, seed: int) -> None:
     check_plain(generator, seed)
+
+
+def test_every_format_has_a_generator() -> None:
+    registry = builtin()
+    tools = [registry.tools[item.tool_parser] for item in generators() if item.tool_parser]
+    reasoning = [registry.reasoning[item.reasoning_parser] for item in generators() if item.reasoning_parser]
+    assert not [name for name, item in registry.tools.items() if not any(item is other for other in tools)]
+    assert not [name for name, item in registry.reasoning.items() if not any(item is other for other in reasoning)]

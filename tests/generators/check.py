@@ -111,4 +111,6 @@ def check_plain(generator: Generator, seed: int) -> None:
     stream = opener.chat(ChatSettings(tools=tuple(declared)), request_id="r", prompt_token_ids=[1])
     answer = fold(stream, ids, derenders.cut(len(ids), rng), "stop") if ids else {"tool_calls": []}
     if ids and not answer["tool_calls"]:
-        assert (answer["reasoning"] or "") + (answer["content"] or "") == text
+        said = (answer["reasoning"] or "") + (answer["content"] or "")
+        # some families drop whitespace where reasoning ends, which here is where the answer does
+        assert said == text or (said == text.rstrip() and not answer["content"])

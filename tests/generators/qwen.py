@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.generators.base import Marker, Tool, Written, calls, dumps, words
@@ -24,10 +25,13 @@ def think(rng: random.Random, newline: str = "\n", chance: float = 0.7) -> tuple
     return reasoning, prompt, [*(() if opened else (begin, newline)), reasoning + newline, end, newline * 2]
 
 
+@dataclass(frozen=True)
 class Hermes:
-    family = "hermes"
-    reasoning_parser = "qwen3"
-    tool_parser = "hermes"
+    """Others take its calls behind reasoning of their own."""
+
+    family: str = "hermes"
+    reasoning_parser: str = "qwen3"
+    tool_parser: str = "hermes"
     markers: tuple[str, ...] = (*THINK, *CALL)
     special: tuple[str, ...] = ()
 
@@ -73,4 +77,4 @@ class Xml:
         return Written(tuple(pieces), prompt, reasoning, content, made)
 
 
-GENERATORS = (Hermes(), Xml())
+GENERATORS = (Hermes(), Hermes("holo2", "holo2"), Xml())
