@@ -147,6 +147,23 @@ def _read_stream(answer: Exchange, marks: list[tuple[int, float]]) -> None:
             _fold(answer.choices.setdefault(choice["index"], Choice()), choice)
 
 
+def collected(name: str, chunks: list[dict[str, Any]]) -> Exchange:
+    """The chunks of a stateless stream as one streamed answer. Nulls are keys left out."""
+    answer = Exchange(name, True, 200, httpx.Headers(), b"", [without_nulls(chunk) for chunk in chunks])
+    for event in answer.events:
+        answer.usage = event.get("usage") or answer.usage
+        for choice in event["choices"]:
+            choice.setdefault("finish_reason", None)
+            _fold(answer.choices.setdefault(choice["index"], Choice()), choice)
+    return answer
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def reasoning_of(delta: dict[str, Any]) -> str:
     """Reasoning text under either name (the same under both where both are sent)."""
     return delta.get("reasoning") or delta.get("reasoning_content") or ""

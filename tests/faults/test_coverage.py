@@ -5,9 +5,12 @@ from __future__ import annotations
 from tests.faults import (
     cases,
     checks,  # noqa: F401
+    checks_derender,  # noqa: F401
     checks_details,  # noqa: F401
     checks_service,  # noqa: F401
     test_choices,
+    test_derender,
+    test_derender_validation,
     test_model_outputs,
     test_procedures,
     test_transport,
@@ -15,7 +18,10 @@ from tests.faults import (
 )
 from tests.faults.evidence import CHECKS
 
-RUNNERS = (test_choices, test_model_outputs, test_procedures, test_transport, test_validation)
+RUNNERS = (
+    *(test_choices, test_derender, test_derender_validation, test_model_outputs),
+    *(test_procedures, test_transport, test_validation),
+)
 
 
 def test_every_case_runs_or_is_listed() -> None:
