@@ -27,16 +27,17 @@ def think(rng: random.Random, newline: str = "\n", chance: float = 0.7) -> tuple
 
 @dataclass(frozen=True)
 class Hermes:
-    """Others take its calls behind reasoning of their own."""
+    """Others take its calls behind reasoning of their own; ``newline`` frames that."""
 
     family: str = "hermes"
     reasoning_parser: str = "qwen3"
     tool_parser: str = "hermes"
     markers: tuple[str, ...] = (*THINK, *CALL)
     special: tuple[str, ...] = ()
+    newline: str = "\n"
 
     def write(self, rng: random.Random, tools: Sequence[Tool]) -> Written:
-        reasoning, prompt, pieces = think(rng)
+        reasoning, prompt, pieces = think(rng, self.newline)
         made = calls(rng, tools)
         content = words(rng) if not made or rng.random() < 0.4 else ""
         pieces.append(content)
@@ -77,4 +78,4 @@ class Xml:
         return Written(tuple(pieces), prompt, reasoning, content, made)
 
 
-GENERATORS = (Hermes(), Hermes("holo2", "holo2"), Xml())
+GENERATORS = (Hermes(), Hermes("holo2", "holo2", newline=""), Xml())
