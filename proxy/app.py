@@ -27,6 +27,8 @@ from proxy.protocol.checks import Limits
 from proxy.render.renderer import Renderer, RenderOptions
 from proxy.routes import chat, completions, models, ops, render
 from proxy.routes.context import Parts, record_of
+from proxy.routes.derender import DerenderEndpoint
+from proxy.routes.derender_tier import Tier
 from proxy.routes.generation import failure_of, finish_closing
 from proxy.routes.middleware import ApiKeys, BodyLimit, Front, StreamLimit
 from proxy.routes.registry import ModelRegistry
@@ -37,8 +39,10 @@ log = logging.getLogger("derender")
 ROUTES = [
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
     Route("/v1/chat/completions/render", render.render_chat, methods=["POST"]),
+    Route("/v1/chat/completions/derender", DerenderEndpoint(chat=True), methods=["POST"]),
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/completions/render", render.render_completion, methods=["POST"]),
+    Route("/v1/completions/derender", DerenderEndpoint(chat=False), methods=["POST"]),
     Route("/v1/models", models.models, methods=["GET"]),
     Route("/tokenize", models.tokenize, methods=["POST"]),
     Route("/detokenize", models.detokenize, methods=["POST"]),
@@ -89,14 +93,16 @@ def load(settings: Settings) -> Parts:
         max_model_len=settings.max_model_len,
         on_length=lambda length: setattr(renderer, "max_model_len", length),
     )
+    limits, metrics = Limits(max_n=settings.max_n, max_prompts=settings.max_prompts), Metrics()
     return Parts(
         settings=settings,
-        limits=Limits(max_n=settings.max_n, max_prompts=settings.max_prompts),
+        limits=limits,
         renderer=renderer,
         derenderer=derenderer,
         engine=engine,
         models=registry,
-        metrics=Metrics(),
+        metrics=metrics,
+        tier=Tier(settings, limits, renderer, derenderer, metrics),
     )
 
 

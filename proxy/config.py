@@ -176,20 +176,26 @@ class Settings(BaseSettings):
     canary_percent: Annotated[float | None, Knob(later=True)] = Field(
         None, ge=0, le=100, description="Share of requests on the derender path."
     )
-    derender_state: Annotated[Literal["full", "compact"], Knob(later=True)] = Field(
-        "full", description="What the stateless endpoints let clients carry."
+    derender_state: Literal["full", "compact"] = Field(
+        "full",
+        description="What clients of the stateless endpoints carry: all ids, or a snapshot alone (needs a state key).",
     )
-    state_key: Annotated[str | None, Knob("KEY", secret=True, later=True)] = Field(
-        None, description="Signs stream_state; the same for all replicas."
+    state_key: Annotated[str | None, Knob("KEY", secret=True)] = Field(
+        None, description="Signs stream_state; the same for all replicas. Without one, a random key of this process."
+    )
+    state_key_file: Annotated[str | None, Knob("FILE")] = Field(
+        None, description="File with the key, in place of --state-key."
     )
     resume_on_engine_loss: Annotated[bool, Knob(later=True)] = Field(False, description="Go on with another engine.")
     workers: Annotated[int, Knob(later=True)] = Field(1, ge=1, description="Processes that share the port.")
     admin_port: Annotated[int | None, Knob(later=True)] = Field(
         None, ge=0, le=65535, description="A port of its own for probes and metrics."
     )
-    cache_ttl: Annotated[float | None, Knob(later=True)] = Field(None, gt=0, description="Life of a live parser.")
-    cache_max_entries: Annotated[int | None, Knob(later=True)] = Field(None, ge=0, description="Live parsers kept.")
-    cache_max_bytes: Annotated[int | None, Knob(later=True)] = Field(None, ge=0, description="Bytes they may take.")
+    cache_ttl: float = Field(
+        120.0, gt=0, description="How long a live stream of the stateless endpoints waits for its next chunk."
+    )
+    cache_max_entries: int = Field(8192, ge=0, description="Live streams kept. 0: none.")
+    cache_max_bytes: int = Field(256 * 1024 * 1024, ge=0, description="Memory that they may take. 0: none.")
     ssl_keyfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Private key for TLS.")
     ssl_certfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Certificate for TLS.")
     ssl_ca_certs: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="CAs for client certs.")
@@ -213,6 +219,19 @@ class Settings(BaseSettings):
     def engine_base_url(self) -> str | None:
         """The engine's URL without a trailing slash; None for the tier without an engine."""
         return None if self.engine_url == "none" else self.engine_url.rstrip("/")
+
+    @property
+    def state_secret(self) -> bytes | None:
+        """The key that signs ``stream_state``; None where there is none. ConfigError for a file that cannot be read."""
+        if self.state_key_file is None:
+            return None if self.state_key is None else self.state_key.encode()
+        try:
+            key = Path(self.state_key_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"--state-key-file: cannot read {self.state_key_file}: {error.strerror}") from None
+        if not key:
+            raise ConfigError(f"--state-key-file: {self.state_key_file} is empty")
+        return key
 
     @property
     def parser_names(self) -> tuple[str | None, str | None]:
@@ -341,6 +360,15 @@ def _check(settings: Settings) -> None:
             faults.append(f"{flag_of(name)}: {url} is not an http:// or https:// URL")
     if settings.engine_url == "none" and settings.max_model_len is None:
         faults.append("--max-model-len: required with --engine-url none, since there is no engine to ask")
+    if settings.state_key is not None and settings.state_key_file is not None:
+        faults.append("--state-key: give it or --state-key-file, not both")
+    elif settings.state_key is not None and not settings.state_key.strip():
+        faults.append("--state-key: an empty value")
+    elif settings.derender_state == "compact" and settings.state_key is None and settings.state_key_file is None:
+        faults.append(
+            "--derender-state: compact needs --state-key or --state-key-file, the same for all replicas: a compact "
+            "state that a replica cannot read is lost"
+        )
     if not settings.enable_auto_tool_choice:
         faults.append("--enable-auto-tool-choice: always on; it cannot be switched off")
     for name in ("served_model_name", "api_key"):

@@ -311,9 +311,20 @@ class ChatStream:
         delta.stop_reason = stop_reason
         self.finished = True
 
-    def resume(self, pending: bytes) -> None:
+    @property
+    def ended(self) -> bool:
+        """An EOS id was seen, behind which nothing is shown, finished or not."""
+        return self._ended
+
+    @property
+    def calls(self) -> int:
+        """Tool calls begun so far."""
+        return self._calls
+
+    def resume(self, pending: bytes, ended: bool) -> None:
         """Go on behind plain text, of which ``pending`` is the unfinished character (streams without parsers)."""
         self._machine.resume(pending)
+        self._ended = ended
 
     def save(self) -> list[Any]:
         """The stream as plain data (numbers, strings, bytes, lists): what a snapshot carries."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -26,6 +27,18 @@ INTER_TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15,
 # What we add is microseconds; the ladder is fine there and coarse where something is wrong.
 ADDED_BOUNDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                 0.25, 1.0)  # fmt: skip
+
+
+REPLAY_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class LiveStreams(Protocol):
+    """What is counted of the cache of live streams."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __len__(self) -> int: ...
 
 
 class Histogram:
@@ -64,6 +77,15 @@ class Metrics(Collector):
         self.added_latency = Histogram(ADDED_BOUNDS)
         self.engine_errors: defaultdict[str, int] = defaultdict(int)
         self.client_disconnects = 0
+        self.cache: LiveStreams | None = None  # live streams of the stateless endpoints
+        self.cache_lookups: defaultdict[str, int] = defaultdict(
+            int, live=0, snapshot=0, replay_absent=0, replay_mismatch=0
+        )
+        self.cache_evictions: defaultdict[str, int] = defaultdict(
+            int, ttl=0, entries=0, bytes=0, finish=0, error=0, mismatch=0
+        )
+        self.replay_tokens = 0
+        self.replay_seconds = Histogram(REPLAY_BOUNDS)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -101,6 +123,17 @@ class Metrics(Collector):
             "derender_client_disconnects", "Clients that left before their answer was complete",
             self.client_disconnects,
         )  # fmt: skip
+        cache = self.cache
+        yield GaugeMetricFamily(
+            "derender_cache_entries", "Live streams kept between two calls", 0 if cache is None else len(cache)
+        )
+        yield GaugeMetricFamily("derender_cache_bytes", "Memory they take", 0 if cache is None else cache.size)
+        yield _counter("derender_cache_lookups", "How carried states were resumed", "result", self.cache_lookups)
+        yield _counter("derender_cache_evictions", "Why live streams were let go", "reason", self.cache_evictions)
+        yield CounterMetricFamily("derender_replay_tokens", "Tokens parsed again", self.replay_tokens)
+        yield _histogram(
+            "derender_replay_seconds", "Time that replays took, waiting for their turns included", self.replay_seconds
+        )
         info = GaugeMetricFamily("derender_build_info", "Always 1; the labels say what runs", labels=["version"])
         info.add_metric([__version__], 1)
         yield info

@@ -19,6 +19,7 @@ from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
 from proxy.render.rendered import Rendered
 from proxy.render.renderer import Renderer
+from proxy.routes.derender_tier import Tier
 from proxy.routes.registry import ModelRegistry
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Parts:
     engine: Engine | None  # None: the tier that only renders
     models: ModelRegistry
     metrics: Metrics
+    tier: Tier
 
     @property
     def has_reasoning(self) -> bool:
