@@ -45,31 +45,10 @@ def chat(
     one piece."""
     choices = []
     for index, message in enumerate(messages):
-        body: dict[str, object] = {
-            "role": "assistant",
-            "content": echo + (message.content or "") if echo else message.content,
-            "refusal": None,
-            "annotations": None,
-            "audio": None,
-            "function_call": None,
-        }
-        if message.tool_calls:
-            body["tool_calls"] = [
-                {
-                    "id": call["id"],
-                    "type": "function",
-                    "function": {"name": call["name"], "arguments": call["arguments"]},
-                }
-                for call in message.tool_calls
-            ]
-        if reasoning_field != "reasoning_content":
-            body["reasoning"] = message.reasoning
-        if reasoning_field != "reasoning":
-            body["reasoning_content"] = message.reasoning
         choices.append(
             {
                 "index": index,
-                "message": body,
+                "message": message_body(message, reasoning_field=reasoning_field, echo=echo),
                 "logprobs": None if message.logprobs is None else {"content": message.logprobs},
                 "finish_reason": message.finish_reason,
                 "stop_reason": message.stop_reason,
@@ -91,6 +70,32 @@ def chat(
         "kv_transfer_params": whole.kv_transfer_params if whole else None,
         "ec_transfer_params": whole.ec_transfer_params if whole else None,
     }
+
+
+def message_body(message: MessageBuilder, *, reasoning_field: str, echo: str = "") -> dict[str, object]:
+    """The ``message`` of a choice."""
+    body: dict[str, object] = {
+        "role": "assistant",
+        "content": echo + (message.content or "") if echo else message.content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["name"], "arguments": call["arguments"]},
+            }
+            for call in message.tool_calls
+        ]
+    if reasoning_field != "reasoning_content":
+        body["reasoning"] = message.reasoning
+    if reasoning_field != "reasoning":
+        body["reasoning_content"] = message.reasoning
+    return body
 
 
 def completion_choice(
