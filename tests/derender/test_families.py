@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.derender.parsing.registry import builtin
 from tests.generators.base import Generator, generators
-from tests.generators.check import KINDS, by_tokens, check, check_plain
+from tests.generators.check import KINDS, by_tokens, check, check_plain, check_streams
 
 EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.family} {g.reasoning_parser}")
 
@@ -34,3 +34,8 @@ def test_every_format_has_a_generator() -> None:
     reasoning = [registry.reasoning[item.reasoning_parser] for item in generators() if item.reasoning_parser]
     assert not [name for name, item in registry.tools.items() if not any(item is other for other in tools)]
     assert not [name for name, item in registry.reasoning.items() if not any(item is other for other in reasoning)]
+
+
+@pytest.mark.parametrize("generator", [g for g in generators() if g.tool_parser], ids=lambda g: f"{g.family}")
+def test_a_long_argument_is_streamed(generator: Generator) -> None:
+    check_streams(generator)

@@ -84,6 +84,31 @@ def says(written: Written, answer: dict[str, Any], exact: bool) -> None:
         assert (got if exact else got.strip()) == (said if exact else said.strip()), field
 
 
+def check_streams(generator: Generator) -> None:
+    """A long string argument goes out while it is written: at half of the output a quarter of it is out."""
+    parameters = {"type": "object", "properties": {"note": {"type": "string"}}}
+    declared = [{"type": "function", "function": {"name": "search", "parameters": parameters}}]
+    made, opener = derenderer(generator)
+    for seed in range(5000):
+        rng = random.Random(seed)
+        written = generator.write(rng, declared)
+        named, said = written.text.rfind("search"), written.text.find("hello")
+        alone = written.text.count("hello") == 1
+        if written.calls == (("search", {"note": "hello"}),) and alone and 0 <= named < said:
+            break
+    else:
+        raise LookupError("no output with the call that is wanted")
+    pieces = [str.replace(p, "hello", "hello " * 999) if type(p) is str else p for p in written.pieces]
+    ids = made.encode(pieces, rng)
+    prompt = [1, *made.encode(written.prompt, rng)]
+    stream = opener.chat(ChatSettings(tools=tuple(declared)), request_id="r", prompt_token_ids=prompt)
+    message = MessageBuilder()
+    for token_id in ids[: len(ids) // 2]:
+        for delta in stream.feed([token_id]):
+            message.add(delta)
+    assert len(message.tool_calls[0]["arguments"]) > 999 * 6 // 4
+
+
 def by_tokens(generator: Generator) -> bool:
     """Whether every marker of the format is a token here, and its answer begins as content where none comes."""
     made, opener = derenderer(generator)
