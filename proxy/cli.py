@@ -1,4 +1,4 @@
-"""``derender-proxy``: serve, simulate, check, version. Flags are made from the settings model."""
+"""``derender-proxy``: serve, simulate, check, derender, version. Flags are made from the settings model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typing
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from proxy import __version__
+from proxy import __version__, offline
 from proxy.config import EX_USAGE, ConfigError, Settings, choices_of, flag_of, is_list, knob_of, load
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     from proxy.simulator.options import add_arguments
 
     add_arguments(simulate)
+    derender = commands.add_parser("derender", help="offline: a captured token-only answer to chat chunks")
+    offline.add_arguments(derender)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -92,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         if command == "simulate":
             sys.exit(simulate(arguments))
+        if command == "derender":
+            sys.exit(offline.run(argparse.Namespace(**arguments)))
         settings = load(arguments)
         sys.exit(serve(settings) if command == "serve" else check(settings))
     except ConfigError as error:
