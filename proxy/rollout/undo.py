@@ -34,7 +34,7 @@ class Function(msgspec.Struct, gc=False):
 
 class ToolCall(msgspec.Struct, gc=False):
     index: int | None = None  # streams only
-    function: Function = Function()
+    function: Function = msgspec.field(default_factory=Function)
 
 
 class Said(msgspec.Struct, gc=False):
