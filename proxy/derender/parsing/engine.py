@@ -121,8 +121,12 @@ class Program:
         wanted = {marker for state in states.values() for marker in (*state.on, *state.inner)} | set(more)
         marks = {token_id: (text, False) for text, token_id in vocabulary.added.items() if text in wanted}
         by_id = {token_id: text for text, token_id in vocabulary.added.items()}
+        # a special token that is only a piece of a marker is read as the text that it is
+        pieced = [marker for marker in wanted if marker not in vocabulary.added]
         for token_id in vocabulary.special:
-            marks[token_id] = (by_id.get(token_id, ""), True)
+            text = by_id.get(token_id, "")
+            if not (text and any(text in marker for marker in pieced)):
+                marks[token_id] = (text, True)
         compiled = {name: CompiledState(name, state, vocabulary) for name, state in states.items()}
         return cls(compiled, marks, frozenset(wanted))
 

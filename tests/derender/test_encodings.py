@@ -1,0 +1,224 @@
+"""How calls are written, family by family, as transcripts: pieces in, deltas out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from proxy.derender.deltas import Delta
+from proxy.derender.derenderer import Derenderer
+from proxy.derender.settings import ChatSettings
+from tests.generators.base import Marker, toy
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}},
+        },
+    }
+    for name in ("f", "g")
+]
+M = Marker
+
+
+def feed(
+    tool_parser: str,
+    pieces: Sequence[str],
+    markers: tuple[str, ...] = (),
+    finish: str = "stop",
+    special: tuple[str, ...] | None = None,
+    **knobs: str,
+) -> list[list[Delta]]:
+    """What each piece gives, and then the end."""
+    made = toy(tuple(map(str, markers)), tuple(map(str, markers)) if special is None else special)
+    opener = Derenderer(made.vocabulary, tool_parser=tool_parser, **knobs)
+    stream = opener.chat(ChatSettings(tools=TOOLS), request_id="r", prompt_token_ids=[1])
+    out = []
+    for piece in pieces:
+        ids = [made.vocabulary.added[piece]] if isinstance(piece, Marker) else list(piece.encode())
+        out.append(stream.feed(ids))
+    return [*out, stream.feed([], finish)]
+
+
+def arguments(deltas: Sequence[Sequence[Delta]]) -> list[str]:
+    """The fragments of arguments, in order."""
+    calls = [call for step in deltas for delta in step for call in delta.tool_calls or ()]
+    return [call.arguments for call in calls if call.arguments]
+
+
+def answer(deltas: Sequence[Sequence[Delta]]) -> tuple[str, list[tuple[str, str]]]:
+    content = "".join(delta.content or "" for step in deltas for delta in step)
+    calls: list[list[str]] = []
+    for call in (call for step in deltas for delta in step for call in delta.tool_calls or ()):
+        if call.name is not None:
+            calls.append([call.name, ""])
+        calls[call.index][1] += call.arguments or ""
+    return content, [(name, text) for name, text in calls]
+
+
+# -- Python's syntax -------------------------------------------------------------------------------------
+
+
+def test_a_python_string_streams_while_it_is_written() -> None:
+    got = feed("pythonic", ["[f(city='Par", "is\\", "n ", "is'", ", n=3)]"])
+    assert arguments(got) == ['{"city": "Par', "is", "\\n ", "is", '", "n": 3}']
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("None", None),
+        ("true", True),
+        ("-5", -5),
+        ("+5", 5),
+        ("1_000", 1000),
+        ("0x10", 16),
+        (".5", 0.5),
+        ("1e21", 1e21),
+        ("123456789012345678901", 123456789012345678901),
+        ("word", "word"),
+        ("'it\\'s'", "it's"),
+        ("'a' \"b\"", "ab"),
+        ("''", ""),
+        ("'''a'b\n'''", "a'b\n"),
+        ("r'\\d'", "\\d"),
+        ("'\\d\\x41\\u00e9\\U0001F600\\101\\N{BULLET}'", "\\dAé😀A•"),
+        ("'\\1z'", "\x01z"),
+        ("'a\\\nb'", "ab"),
+        ("[1, 'x', [], ()]", [1, "x", [], []]),
+        ("(1, 2,)", [1, 2]),
+        ("{'a': {'b': None}, 1: 'c', True: []}", {"a": {"b": None}, "1": "c", "true": []}),
+        ("{}", {}),
+        ("{'a', 'b'}", ["a", "b"]),
+        ("{(1, 2)}", [[1, 2]]),
+    ],
+)
+def test_python_literals(written: str, said: Any) -> None:
+    content, calls = answer(feed("pythonic", [f"[f(n={written})]"]))
+    assert (content, [name for name, _ in calls]) == ("", ["f"])
+    assert json.loads(calls[0][1]) == {"n": said}
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "[]", "[f]", "[f(1)]", "[h(n=1)]", "[f(n=1", "f(n=1)", "[f (", "x [f(n=1)]"]
+)
+def test_other_lists_are_text(text: str) -> None:
+    declared = text != "[f(n=1"
+    assert answer(feed("pythonic", [text], finish="stop"))[0] == (text if declared else "")
+
+
+def test_a_list_that_does_not_close_has_no_calls_where_they_are_sent_complete() -> None:
+    text = "[f(city='a'), g(city='b"
+    assert [name for name, _ in answer(feed("pythonic", [text], finish="length"))[1]] == ["f", "g"]
+    assert answer(feed("pythonic", [text], finish="length", tool_call_streaming="complete")) == ("", [])
+    closed = answer(feed("pythonic", [text + "')]"], tool_call_streaming="complete"))
+    assert closed == ("", [("f", '{"city": "a"}'), ("g", '{"city": "b"}')])
+
+
+def test_llama_4_frames_the_list_now_and_then() -> None:
+    begin, end = M("<|python_start|>"), M("<|python_end|>")
+    got = feed("llama4_pythonic", [begin, "[f(n=1)]", end, " and more"], (begin, end))
+    assert answer(got) == (" and more", [("f", '{"n": 1}')])
+
+
+# -- DSML ------------------------------------------------------------------------------------------------
+
+_D = "｜DSML｜"
+
+
+def _invoke(*parameters: str, space: str = "") -> str:
+    body = "".join(f"<{_D}{space}parameter {text}</{_D}{space}parameter>\n" for text in parameters)
+    return f'<{_D}{space}invoke name="f">\n{body}</{_D}{space}invoke>\n'
+
+
+def test_dsml_strings_stream_and_end_at_their_own_tag_only() -> None:
+    begin = f'\n\n<{_D}tool_calls>\n<{_D}invoke name="f">\n<{_D}parameter name="city" string="true">'
+    got = feed("deepseek_v4", [begin + "a", f' <b> <{_D}invoke name="g">', "\n", f"</{_D}par", "ameter>\n"])
+    assert arguments(got) == ['{"city": "a', f' <b> <{_D}invoke name=\\"g\\">', "\\n", '"']
+
+
+@pytest.mark.parametrize(
+    ("name", "outer", "space"),
+    [("deepseek_v32", "function_calls", ""), ("deepseek_v4", "tool_calls", ""), ("deepseek_v41", "calls", " ")],
+)
+@pytest.mark.parametrize("special", [(), (_D,)])
+def test_dsml_dialects(name: str, outer: str, space: str, special: tuple[str, ...]) -> None:
+    text = _invoke(
+        'name="city" string="true"> x ', 'name="n" string="false">3', 'name="city" string="true">y', space=space
+    )
+    pieces = f"Hi\n\n<{_D}{space}{outer}>\n{text}</{_D}{space}{outer}>".split(_D)
+    tokens = [part for piece in pieces for part in (piece, M(_D))][:-1]
+    got = feed(name, tokens, (_D,), special=special)
+    assert answer(got) == ("Hi\n\n", [("f", '{"city": " x ", "n": 3}')])
+
+
+@pytest.mark.parametrize(
+    ("attributes", "written", "said"),
+    [
+        ('name="n" string="false"', '{"a": [1]}', {"a": [1]}),
+        ('name="n" string="false"', "no JSON", "no JSON"),
+        ('name="city"', "3", "3"),
+        ('name="n"', "3", 3),
+        ('name="other"', "null", None),
+    ],
+)
+def test_dsml_types(attributes: str, written: str, said: Any) -> None:
+    text = f"<{_D}tool_calls>{_invoke(f'{attributes}>{written}')}</{_D}tool_calls>"
+    ((_, given),) = answer(feed("deepseek_v4", [text]))[1]
+    assert list(json.loads(given).values()) == [said]
+
+
+@pytest.mark.parametrize("end", ["/>", "></｜DSML｜invoke>", ">\n\n</｜DSML｜invoke>"])
+def test_dsml_without_parameters(end: str) -> None:
+    got = feed("deepseek_v4", [f'<{_D}tool_calls>\n<{_D}invoke name="f"{end}\n</{_D}tool_calls>'])
+    assert answer(got) == ("", [("f", "{}")])
+
+
+def test_dsml_without_its_outer_element_has_to_name_a_declared_tool() -> None:
+    call = _invoke('name="n" string="false">3')
+    assert answer(feed("deepseek_v4", [call])) == ("", [("f", '{"n": 3}')])
+    assert answer(feed("deepseek_v4", [call.replace('"f"', '"h"')])) == (call.replace('"f"', '"h"'), [])
+
+
+# -- a name in front of JSON -----------------------------------------------------------------------------
+
+_CALLS, _ARGS, _ID = M("[TOOL_CALLS]"), M("[ARGS]"), M("[CALL_ID]")
+_MISTRAL = (_CALLS, _ARGS, _ID)
+
+
+def test_mistral_generations() -> None:
+    plain = ("", [("f", '{"n": 1}'), ("g", "{}")])
+    v11 = [_CALLS, "f", _ARGS, '{"n": 1}', _CALLS, "g", _ARGS, "{}"]
+    assert answer(feed("mistral", v11, _MISTRAL)) == plain
+    assert answer(feed("mistral", [_CALLS, 'f{"n": 1}', _CALLS, "g{}"], _MISTRAL)) == plain
+    v3 = [_CALLS, ' [{"name": "f", "arguments": {"n": 1}}, {"name": "g", "arguments": {}}]']
+    assert answer(feed("mistral", v3, _MISTRAL)) == plain
+    spelled = ["[TOOL_CALLS]f[ARGS]", '{"n": 1}', "[TOOL_CALLS]g[AR", "GS]{}"]
+    assert answer(feed("mistral", spelled)) == plain
+
+
+def test_mistral_ids() -> None:
+    got = feed("mistral", [_CALLS, "f", _ID, "a1b2c3d4e", _ARGS, "{}", _CALLS, "g", _ARGS, "{}"], _MISTRAL)
+    ids = [call.id for step in got for delta in step for call in delta.tool_calls or () if call.id]
+    assert ids[0] == "a1b2c3d4e"
+    assert len(ids[1]) == 9 and ids[1].isalnum()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "content"),
+    [
+        ([_CALLS], ""),
+        (["hi", _CALLS], "hi"),
+        ([_CALLS, " not json at all"], " not json at all"),
+        ([_CALLS, "f"], "f"),
+        ([_CALLS, _CALLS, "f", _ARGS, "{}"], ""),
+        (["[TOOL_CALLS]f[ARGS]{}"], "[TOOL_CALLS]f[ARGS]{}"),
+    ],
+)
+def test_mistral_markers_that_are_no_call(pieces: list[str], content: str) -> None:
+    assert answer(feed("mistral", pieces, _MISTRAL))[0] == content
