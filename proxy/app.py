@@ -25,7 +25,10 @@ from proxy.errors import RequestError, UpstreamError
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
 from proxy.render.renderer import Renderer, RenderOptions
-from proxy.routes import chat, completions, models, ops, render
+from proxy.rollout.control import Rollout
+from proxy.rollout.dispatch import Dispatch
+from proxy.rollout.relay import RelayOptions
+from proxy.routes import chat, completions, debug, generate, models, ops, render
 from proxy.routes.context import Parts, record_of
 from proxy.routes.derender import DerenderEndpoint
 from proxy.routes.derender_tier import Tier
@@ -43,6 +46,7 @@ ROUTES = [
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/completions/render", render.render_completion, methods=["POST"]),
     Route("/v1/completions/derender", DerenderEndpoint(chat=False), methods=["POST"]),
+    Route("/inference/v1/generate", generate.generate, methods=["POST"]),
     Route("/v1/models", models.models, methods=["GET"]),
     Route("/tokenize", models.tokenize, methods=["POST"]),
     Route("/detokenize", models.detokenize, methods=["POST"]),
@@ -51,6 +55,7 @@ ROUTES = [
     Route("/health", ops.health, methods=["GET"]),
     Route("/ready", ops.ready, methods=["GET"]),
     Route("/metrics", ops.metrics, methods=["GET"]),
+    Route("/debug/shadow", debug.shadow, methods=["GET"]),
 ]
 
 
@@ -103,6 +108,31 @@ def load(settings: Settings) -> Parts:
         models=registry,
         metrics=metrics,
         tier=Tier(settings, limits, renderer, derenderer, metrics),
+        rollout=_rollout(settings, limits, renderer, derenderer, metrics),
+    )
+
+
+def _rollout(
+    settings: Settings, limits: Limits, renderer: Renderer, derenderer: Derenderer, metrics: Metrics
+) -> Rollout:
+    relay = None
+    if settings.engine_base_url is not None:
+        relay = RelayOptions(
+            url=settings.engine_base_url,
+            api_key=settings.engine_api_key,
+            connect_timeout=settings.connect_timeout,
+            stall_timeout=settings.client_stall_timeout,
+            request_id_header=settings.request_id_header,
+        )
+    return Rollout(
+        settings.plan,
+        relay,
+        renderer=renderer,
+        derenderer=derenderer,
+        limits=limits,
+        metrics=metrics,
+        file=settings.config_file,
+        read=settings.reread_plan,
     )
 
 
@@ -137,6 +167,7 @@ def build(parts: Parts) -> ASGIApp:
     async def lifespan(app: object) -> AsyncIterator[None]:
         if parts.engine is not None:
             await parts.engine.start()
+        await parts.rollout.start()
         finding = asyncio.create_task(parts.models.discover())
         # What start-up made lives as long as the process; the collector need not look at it again.
         gc.collect()
@@ -148,12 +179,15 @@ def build(parts: Parts) -> ASGIApp:
             with contextlib.suppress(asyncio.CancelledError):
                 await finding
             await finish_closing()
+            await parts.rollout.close()
             if parts.engine is not None:
                 await parts.engine.close()
             await parts.renderer.close()
 
     # Starlette's own stack would wrap every send of a stream three times over; these are its parts without that.
+    paths = [route.path for route in ROUTES]
     app: ASGIApp = Router(routes=ROUTES, lifespan=lifespan, redirect_slashes=False)
+    app = Dispatch(app, rollout=parts.rollout, own=paths)
     app = ExceptionMiddleware(
         app,
         handlers={RequestError: _known_failure, UpstreamError: _known_failure, HTTPException: _http_failure},
@@ -164,7 +198,7 @@ def build(parts: Parts) -> ASGIApp:
     return Front(
         app,
         header=settings.request_id_header,
-        routes=[route.path for route in ROUTES],
+        routes=paths,
         metrics=parts.metrics,
         extra={"derender.parts": parts},
     )

@@ -191,6 +191,10 @@ async def _check_engine(parts: Parts) -> list[str]:
             faults.append(f"--max-model-len {settings.max_model_len} is more than the engine's {length}")
         if not await engine.healthy():
             faults.append("the engine says that it is not healthy")
+        await parts.rollout.start()
+        if (wrong := await parts.rollout.nothing_to_pass(parts.models.default_engine_name)) is not None:
+            faults.append(wrong)
+        await parts.rollout.close()
     except UpstreamError as error:
         faults.append(f"the engine does not answer: {error.message}")
     finally:

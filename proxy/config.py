@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -25,6 +25,9 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+
+from proxy.rollout.canary import Plan
+from proxy.rollout.options import parse_options
 
 ENV_PREFIX = "DERENDER_"
 EX_USAGE = 64
@@ -170,11 +173,17 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
     log_format: Literal["text", "json"] = Field("text", description="Form of the log lines.")
 
-    mode: Annotated[Literal["derender", "passthrough", "shadow"], Knob(later=True)] = Field(
-        "derender", description="Which path serves a request."
+    mode: Literal["derender", "passthrough", "shadow"] = Field(
+        "derender", description="Which path serves chat and completions; read again with the file."
     )
-    canary_percent: Annotated[float | None, Knob(later=True)] = Field(
-        None, ge=0, le=100, description="Share of requests on the derender path."
+    canary_percent: Annotated[float | None, Knob("PERCENT")] = Field(
+        None,
+        ge=0,
+        le=100,
+        description="Share of requests on the derender path, the others passed through; read again with the file.",
+    )
+    rollout: Annotated[JsonObject, Knob("JSON")] = Field(
+        {}, description="Routes, canary key, allowed paths, shadow bounds (see Rollout); read again with the file."
     )
     derender_state: Literal["full", "compact"] = Field(
         "full",
@@ -200,6 +209,8 @@ class Settings(BaseSettings):
     ssl_certfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Certificate for TLS.")
     ssl_ca_certs: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="CAs for client certs.")
 
+    _flags: dict[str, object] = PrivateAttr(default_factory=dict)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -219,6 +230,23 @@ class Settings(BaseSettings):
     def engine_base_url(self) -> str | None:
         """The engine's URL without a trailing slash; None for the tier without an engine."""
         return None if self.engine_url == "none" else self.engine_url.rstrip("/")
+
+    @property
+    def plan(self) -> Plan:
+        """Which request takes which path. ValueError for options that make no sense."""
+        return Plan(self.mode, self.canary_percent, parse_options(self.rollout))
+
+    @property
+    def config_file(self) -> str | None:
+        """The file that these settings were read from, if there is one."""
+        return self.config or os.environ.get(ENV_PREFIX + "CONFIG") or None
+
+    def reread_plan(self) -> Plan:
+        """The plan as the file has it now; flags and environment win as before. ValueError where it is no good."""
+        try:
+            return load(self._flags).plan
+        except ConfigError as error:
+            raise ValueError("; ".join(error.faults)) from None
 
     @property
     def state_secret(self) -> bytes | None:
@@ -284,6 +312,7 @@ def load(flags: Mapping[str, object]) -> Settings:
         raise ConfigError(*(_fault(item, flags, environ, str(path)) for item in error.errors())) from None
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    settings._flags = dict(flags)
     _check(settings)
     return settings
 
@@ -369,6 +398,12 @@ def _check(settings: Settings) -> None:
             "--derender-state: compact needs --state-key or --state-key-file, the same for all replicas: a compact "
             "state that a replica cannot read is lost"
         )
+    try:
+        plan = settings.plan
+        if settings.engine_url == "none" and plan.passes:
+            faults.append("--mode, --canary-percent: nothing can be passed through with --engine-url none")
+    except ValueError as error:
+        faults.append(f"--{error}")
     if not settings.enable_auto_tool_choice:
         faults.append("--enable-auto-tool-choice: always on; it cannot be switched off")
     for name in ("served_model_name", "api_key"):

@@ -19,6 +19,7 @@ from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
 from proxy.render.rendered import Rendered
 from proxy.render.renderer import Renderer
+from proxy.rollout.control import Rollout
 from proxy.routes.derender_tier import Tier
 from proxy.routes.registry import ModelRegistry
 
@@ -44,6 +45,7 @@ class Parts:
     models: ModelRegistry
     metrics: Metrics
     tier: Tier
+    rollout: Rollout
 
     @property
     def has_reasoning(self) -> bool:

@@ -24,7 +24,7 @@ from proxy.routes.context import REQUEST_ID
 from proxy.routes.responses import ClientLeft, JsonBytes, error_response
 
 PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 
 
 class Front:
@@ -72,7 +72,10 @@ class Front:
             if message["type"] == "http.response.start":
                 started = True
                 record.code = record.code or message["status"]
-                MutableHeaders(scope=message)[self.header] = record.id
+                headers = MutableHeaders(scope=message)
+                headers[self.header] = record.id
+                if record.mode != "derender" or path in GENERATING:
+                    headers["x-derender-mode"] = record.mode
             return send(message)
 
         # A stream sends through this and past what lies between, which matters only before its headers.

@@ -31,6 +31,8 @@ async def ready(request: Request) -> Response:
         missing.append("engine has not listed its models")
     elif parts.engine is not None and not await parts.engine.healthy():
         missing.append("engine is not healthy")
+    elif (wrong := await parts.rollout.nothing_to_pass(parts.models.default_engine_name)) is not None:
+        missing.append(wrong)
     return JsonBytes(dumps({"ready": not missing, "missing": missing}), status_code=503 if missing else 200)
 
 

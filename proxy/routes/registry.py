@@ -59,6 +59,11 @@ class ModelRegistry:
         return listed + adapters
 
     @property
+    def default_engine_name(self) -> str | None:
+        """The engine's own name of its base model; None where it is not known."""
+        return next((card.id for card in self._cards if card.parent is None), None)
+
+    @property
     def default_name(self) -> str:
         """The name that answers carry where the request gives none."""
         return self.cards[0].id if self.cards else self._fallback
