@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 from collections.abc import AsyncIterator
 
@@ -169,9 +168,6 @@ def build(parts: Parts) -> ASGIApp:
             await parts.engine.start()
         await parts.rollout.start()
         finding = asyncio.create_task(parts.models.discover())
-        # What start-up made lives as long as the process; the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -131,7 +132,11 @@ def serve(settings: Settings) -> int:
     # uvicorn drains on these and raises them again when it is done; that is a clean end here.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    app.server(parts).run(sockets=[listener])
+    server = app.server(parts)
+    # What start-up made lives as long as the process; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    server.run(sockets=[listener])
     return 0
 
 
