@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.derender import state
 from proxy.derender.deltas import Delta, ToolCallDelta
+from proxy.derender.parsing.foreign import NotSaved
 from proxy.derender.state import COMPACT, FULL, MID, Claim, Seal
 from proxy.derender.stream import ChatStream
 from proxy.derender.window import Window
@@ -138,7 +139,10 @@ class Live:
         if stream.finished:
             self.tail = state.tail_bytes(tools, self.call_ids, self.created, True, False, None)
         else:
-            payload = state.pack(self.position, stream.save())
+            try:
+                payload = state.pack(self.position, stream.save())
+            except NotSaved:  # a parser of somebody else's: it can be replayed
+                payload = b""
             self.size = BASE_SIZE + TEXT_FACTOR * len(payload) + len(self.head) + 2 * (len(self.ids) + len(self.lens))
             if self.compact:
                 kind, lists = COMPACT, b""

@@ -50,8 +50,11 @@ def from_window(live: Live, claim: Claim, vocabulary: Vocabulary, skip_special: 
     live.carry(claim, 0, state.roll(state.FIRST_DIGEST, claim.head))
 
 
-def replay(live: Live, claim: Claim, ids: Sequence[int], lens: Sequence[int]) -> Iterator[None]:
-    """Feed ``live`` (fresh) all ids again, in their chunks; yields every so often, so that others get their turn."""
+def replay(live: Live, claim: Claim, ids: Sequence[int], lens: Sequence[int], whole: bool) -> Iterator[None]:
+    """Feed ``live`` (fresh) all ids again, in their chunks; yields every so often, so that others get their turn.
+
+    ``whole``: the parser looks at how ids are cut, so that a long chunk must not be fed in pieces.
+    """
     feed, roll = live.stream.feed, state.roll
     written = claim.ids.split(b",")
     digest = state.FIRST_DIGEST
@@ -62,10 +65,10 @@ def replay(live: Live, claim: Claim, ids: Sequence[int], lens: Sequence[int]) ->
             feed((ids[start],))
             digest = roll(digest, written[start])
         else:
-            # cuts carry no meaning, so a long chunk may be fed in pieces
-            for begin in range(start, end, STRIDE):
-                feed(ids[begin : min(begin + STRIDE, end)])
-                if length > STRIDE:
+            stride = length if whole else STRIDE
+            for begin in range(start, end, stride):
+                feed(ids[begin : min(begin + stride, end)])
+                if length > stride:
                     yield
             digest = roll(digest, b",".join(written[start:end]))
         start = end

@@ -15,18 +15,18 @@ from proxy.derender.deltas import Delta, LogprobEntry
 from proxy.derender.live import Live, Step, merged
 from proxy.derender.logprobs import LogprobFormatter
 from proxy.derender.state import parse_state
-from proxy.errors import RequestError
+from proxy.errors import RequestError, UpstreamError
+from proxy.observe.logs import Record
 from proxy.protocol import derender as wire
 from proxy.protocol.derender import NULL, ChunkChoice, GenerateChunk, StreamCall
 from proxy.routes import derender_session, derender_whole
 from proxy.routes.context import Parts, record_of
 from proxy.routes.derender_chunks import QUIET, ChatShape, Rest, TextShape, usage_bytes
-from proxy.routes.derender_tier import PARSER_NEEDS_PROMPT, PARSER_NEEDS_REQUEST, Asked, fed
-from proxy.routes.responses import ClientLeft
+from proxy.routes.derender_tier import LONG, PARSER_NEEDS_PROMPT, PARSER_NEEDS_REQUEST, Asked
+from proxy.routes.generation import failure_of
+from proxy.routes.responses import ClientLeft, error_response
 from proxy.routes.sse_chunks import completion_logprobs
 
-# A chunk of more ids is fed in slices, with others in between.
-LONG_CHUNK = 512
 _BLANKS = b" \t\r\n"
 _NO_DELTA = Delta()
 _EMPTY_STATE = (
@@ -70,30 +70,36 @@ class DerenderEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts: Parts = scope["derender.parts"]
-        media = content_type(scope)
-        if self.chat and media in derender_session.MEDIA_TYPES:
-            await derender_session.serve(parts, scope, receive, send, media)
-            return
-        if media != b"application/json":
-            raise RequestError("Unsupported media type: only application/json is allowed.", param="content-type")
-        body = await read_body(receive)
         record = record_of(scope)
+        try:
+            media = content_type(scope)
+            if self.chat and media in derender_session.MEDIA_TYPES:
+                await derender_session.serve(parts, scope, receive, send, media)
+                return
+            if media != b"application/json":
+                raise RequestError("Unsupported media type: only application/json is allowed.", param="content-type")
+            answer = await self._answer(parts, record, await read_body(receive))
+        except (RequestError, UpstreamError) as error:
+            failure_of(error, record, parts.metrics)
+            await error_response(error)(scope, receive, send)
+            return
+        await send_json(send, answer)
+
+    async def _answer(self, parts: Parts, record: Record, body: bytes) -> bytes:
         call: StreamCall | None
         try:
             call = wire.parse_stream(body)
         except RequestError:
-            # of which shape the body is decides which fault is told
+            # which shape the body has decides which fault is told
             if wire.is_streamed(body):
                 raise
             call = None
         if call is None or not call.stream:
             record.stream = False
-            answer = await derender_whole.answer(parts, body, self.chat)
-        else:
-            record.stream = True
-            record.probe = True  # one line per chunk helps nobody; at debug level they are there
-            answer = await self.step(parts, call)
-        await send_json(send, answer)
+            return await derender_whole.answer(parts, body, self.chat)
+        record.stream = True
+        record.probe = True  # one line per chunk helps nobody; at debug level they are there
+        return await self.step(parts, call)
 
     async def step(self, parts: Parts, call: StreamCall) -> bytes:
         """The answer to one chunk."""
@@ -214,11 +220,10 @@ class DerenderEndpoint:
         shown = len(ids)
         if finish is not None:
             stop, shown = tier.ending(asked, finish, stop, ids)
-        if len(ids) <= LONG_CHUNK:
+        if len(ids) <= LONG:
             deltas = stream.feed(ids, finish, stop)
         else:
-            deltas = []
-            await tier.in_turn(fed(stream, ids, finish, stop, deltas))
+            deltas = await tier.feed_long(stream, ids, finish, stop)
         delta = merged(deltas) if deltas else _NO_DELTA
         logprobs: Sequence[LogprobEntry] | None = None
         if choice.logprobs is not None and not asked.hidden:

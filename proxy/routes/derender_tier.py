@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 from cachetools import LRUCache
@@ -16,6 +15,7 @@ from cachetools import LRUCache
 from proxy import __version__
 from proxy.config import Settings
 from proxy.derender.cache import LiveCache
+from proxy.derender.deltas import Delta
 from proxy.derender.derenderer import ChatSettings, Derenderer
 from proxy.derender.live import Live
 from proxy.derender.resume import from_snapshot, from_window, replay
@@ -35,6 +35,8 @@ from proxy.render.renderer import Renderer, chat_settings
 # Replays that may wait for one another; each runs in slices of a millisecond, one slice per turn of the event loop.
 MAX_REPLAYS = 256
 SLICE = 0.001  # seconds
+# A chunk of more ids than LONG is fed in pieces, with others in between.
+LONG, PIECE = 512, 128
 # Requests that are kept parsed, so that a stream's is parsed once.
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 
@@ -267,7 +269,7 @@ class Tier:
         self._replays += 1
         began = time.perf_counter()
         try:
-            await self.in_turn(replay(live, claim, ids, lens))
+            await self.in_turn(replay(live, claim, ids, lens, self.derenderer.depends_on_chunks))
         except RequestError:
             raise
         except Exception as error:  # of a parser, on ids that the client chose
@@ -277,6 +279,27 @@ class Tier:
             self._replays -= 1
             self.metrics.replay_tokens += len(ids)
             self.metrics.replay_seconds.observe(time.perf_counter() - began)
+
+    async def feed_long(
+        self, stream: ChatStream, ids: Sequence[int], finish: str | None, stop: int | str | None
+    ) -> list[Delta]:
+        """``stream.feed`` for many ids, with turns for others in between."""
+        if self.derenderer.depends_on_chunks:
+            return stream.feed(ids, finish, stop)
+        out: list[Delta] = []
+
+        def pieces() -> Iterator[None]:
+            last = max(0, (len(ids) - 1) // PIECE) * PIECE
+            for start in range(0, last, PIECE):
+                out.extend(stream.feed(ids[start : start + PIECE]))
+                yield
+            out.extend(stream.feed(ids[last:], finish, stop))
+
+        if len(ids) <= LONG:
+            out = stream.feed(ids, finish, stop)
+        else:
+            await self.in_turn(pieces())
+        return out
 
     async def in_turn(self, work: Iterator[None]) -> None:
         """Run ``work`` in slices of a millisecond, of which the event loop gets one per turn: live chunks go first."""
@@ -290,18 +313,6 @@ class Tier:
                         break
                 else:
                     return
-
-
-def fed(
-    stream: ChatStream, ids: Sequence[int], finish: str | None, stop: int | str | None, out: list[Any]
-) -> Iterator[None]:
-    """Feed a long chunk piece by piece; deltas go to ``out``."""
-    stride = 128
-    last = max(0, (len(ids) - 1) // stride)
-    for n in range(last):
-        out += stream.feed(ids[n * stride : (n + 1) * stride])
-        yield
-    out += stream.feed(ids[last * stride :], finish, stop)
 
 
 class _Requests:

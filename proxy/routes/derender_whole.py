@@ -11,7 +11,7 @@ from proxy.errors import RequestError
 from proxy.protocol import derender as wire
 from proxy.protocol.derender import NULL, WholeChatCall, WholeChoice, WholeCompletionCall, WholeResponse
 from proxy.routes.context import Parts
-from proxy.routes.derender_tier import PARSER_NEEDS_REQUEST, Asked, Tier, fed
+from proxy.routes.derender_tier import PARSER_NEEDS_REQUEST, Asked, Tier
 from proxy.routes.sse_chunks import completion_logprobs
 
 # vLLM's bound on choices and on responses (VLLM_MAX_N_SEQUENCES).
@@ -212,10 +212,8 @@ async def _message(
     if finish is not None:
         stop, _ = tier.ending(asked, finish, stop, ids)
     message = MessageBuilder()
-    deltas: list[Any] = []
     # a choice that did not end is told as far as it goes, like one that was cut
-    await tier.in_turn(fed(stream, ids, finish or "length", stop, deltas))
-    for delta in deltas:
+    for delta in await tier.feed_long(stream, ids, finish or "length", stop):
         message.add(delta)
     if finish is None and not stream.stopped:
         message.finish_reason = message.stop_reason = None
