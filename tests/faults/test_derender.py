@@ -69,7 +69,8 @@ class Stateless:
         self.state = json.loads(json.dumps(answer["stream_state"]))
         self.states.append(answer["stream_state"])
         self.chunks.append(answer["chunk"])
-        return dict(answer["chunk"])
+        told: dict[str, Any] = answer["chunk"]
+        return told
 
     def stream(self, plan: Plan, finish: str = "stop") -> Exchange:
         pieces = plan.chunks
@@ -91,7 +92,7 @@ def chat_request(case: Case) -> dict[str, Any]:
     request: dict[str, Any] = {"messages": [{"role": "user", "content": case.prompt}]}
     if case.tools:
         request |= {"tools": case.tools, "tool_choice": case.request.get("tool_choice", "auto")}
-    return request | case.request.get("chat_request", {})
+    return {**request, **case.request.get("chat_request", {})}
 
 
 def given(case: Case) -> dict[str, Any]:
@@ -206,13 +207,17 @@ def sentencepiece(directory: Path) -> Path:
     return directory
 
 
+def ids_of_pieces(model: Path, case: Case) -> list[int]:
+    vocabulary = Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab()
+    return [vocabulary[piece] for piece in case.input["pieces"]]
+
+
 @runs("name", [name for name in CASES if name == "leading-space-03"])
 def test_first_space(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     case = cases.load()[name]
     model = sentencepiece(tmp_path_factory.mktemp("sentencepiece"))
     client = fleet.client(fleet.sidecar(model, fleet.simulator(model).url))
-    known = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids = [known.token_to_id(piece) for piece in case.input["pieces"]]
+    ids = ids_of_pieces(model, case)
     prompts = {"long": [3, 4] * 6, "last seven": ([3, 4] * 6)[-7:], "none": None}
     plans = [Plan("token", tuple(ids), (1, 1, 1)), Plan("cut", tuple(ids), (2, 1)), Plan("all", tuple(ids), (3,))]
     evidence = Evidence(case, facts={"without prompt": []})
@@ -235,8 +240,7 @@ def test_first_space_through_the_engine(fleet: Fleet, tmp_path_factory: pytest.T
     case = cases.load()["leading-space-03"]
     model = sentencepiece(tmp_path_factory.mktemp("sentencepiece"))
     client = fleet.client(fleet.sidecar(model, fleet.simulator(model).url))
-    known = Tokenizer.from_file(str(model / "tokenizer.json"))
-    ids = [known.token_to_id(piece) for piece in case.input["pieces"]]
+    ids = ids_of_pieces(model, case)
     for chunk in (1, 2, 3):
         for stream in (True, False):
             body = {"prompt": [3, 4], "max_tokens": 8, "stream": stream, "vllm_xargs": script(ids, chunk=chunk)}

@@ -27,7 +27,8 @@ def waiting() -> set[str]:
 
 def asked(simulator: Simulator, request_id: str) -> list[dict[str, Any]]:
     """What the engine was asked, refusals of its own included."""
-    return [request for request in simulator.requests() if request_id in (request["headers"].get("x-request-id") or "")]
+    seen = list(simulator.app.requests)
+    return [request for request in seen if request_id in (request["headers"].get("x-request-id") or "")]
 
 
 def statuses(row: Any) -> set[int]:
