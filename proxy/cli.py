@@ -161,12 +161,14 @@ def check(settings: Settings) -> int:
     logs.configure("error", settings.log_format)
     parts = app.load(settings)
     renderer = parts.renderer
-    reasoning, tool = settings.parser_names
+    reasoning, tool = parts.settings.parser_names
     print(f"model            {settings.model}")
     print(f"vocabulary       {renderer.vocab_size} ids")
     print(f"end of sequence  {', '.join(map(str, renderer.eos_token_ids)) or 'none'}")
     print(f"reasoning parser {reasoning or 'none'}")
     print(f"tool parser      {tool or 'none'}")
+    if parts.parsers_why:
+        print(f"auto             {parts.parsers_why}")
     faults = asyncio.run(_check_engine(parts))
     for fault in faults:
         print(f"MISMATCH         {fault}")

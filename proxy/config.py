@@ -124,15 +124,14 @@ class Settings(BaseSettings):
         None, description="A remote renderer (vLLM's /v1/chat/completions/render) in place of the local template."
     )
 
-    tool_call_parser: Annotated[str, Knob("NAME|none")] = Field(
-        "none", description="How this model writes tool calls, by vLLM's name."
+    tool_call_parser: Annotated[str, Knob("NAME|auto|none")] = Field(
+        "none",
+        description="How this model writes tool calls, by vLLM's name; or auto, hf (its response_template), vllm:NAME.",
     )
-    reasoning_parser: Annotated[str, Knob("NAME|none")] = Field(
-        "none", description="How this model marks its reasoning, by vLLM's name."
+    reasoning_parser: Annotated[str, Knob("NAME|auto|none")] = Field(
+        "none", description="How this model marks its reasoning; the same names."
     )
-    enable_auto_tool_choice: bool = Field(
-        True, description="Accepted for vLLM's sake; always on.", exclude=True
-    )
+    enable_auto_tool_choice: bool = Field(True, description="Accepted for vLLM's sake; always on.", exclude=True)
     tool_call_streaming: Literal["incremental", "complete"] = Field(
         "incremental", description="Arguments as they are written, or each call at once when it is complete."
     )
@@ -380,9 +379,6 @@ def _check(settings: Settings) -> None:
             faults.append(f"{flag_of(name)}: this version does not carry it out yet; leave it at its default")
     if settings.engine != "vllm":
         faults.append(f"--engine: {settings.engine} is not spoken by this version; vllm is")
-    for name in ("tool_call_parser", "reasoning_parser"):
-        if getattr(settings, name) == "auto":
-            faults.append(f"{flag_of(name)}: auto is not carried out by this version; name the parser, or none")
     for name in ("engine_url", "render_url"):
         url = getattr(settings, name)
         if url not in (None, "none") and not str(url).startswith(("http://", "https://")):

@@ -76,7 +76,6 @@ def test_lists_and_objects_in_every_source(tmp_path, monkeypatch):
         ({"model": "m", "engine_url": "engine:8200"}, "--engine-url: engine:8200 is not an http"),
         ({"model": "m", "engine_url": "none"}, "--max-model-len: required"),
         ({"model": "m", "engine": "sglang"}, "--engine: sglang is not spoken"),
-        ({"model": "m", "tool_call_parser": "auto"}, "--tool-call-parser: auto"),
         ({"model": "m", "api_key": [" "]}, "--api-key: an empty value"),
         ({"model": "m", "request_id_header": "a b"}, "--request-id-header: "),
         ({"model": "m", "config": "/does/not/exist.yaml"}, "--config: cannot read"),

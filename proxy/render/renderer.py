@@ -233,6 +233,11 @@ class Renderer:
             raise RequestError("No token_ids rendered", param="messages")
         return ids, text
 
+    @property
+    def template_text(self) -> str | None:
+        """The template that is used in place of the checkpoint's; None where there is none."""
+        return self._template
+
     def _resolve_template(self, given: str | None, tools: list[dict[str, Any]] | None) -> str:
         try:
             template = self.tokenizer.get_chat_template(given or self._template, tools=tools)

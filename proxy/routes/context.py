@@ -46,6 +46,7 @@ class Parts:
     metrics: Metrics
     tier: Tier
     rollout: Rollout
+    parsers_why: str = ""  # what `auto` has decided, and why
 
     @property
     def has_reasoning(self) -> bool:
