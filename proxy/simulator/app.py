@@ -19,12 +19,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from proxy.simulator.model import load
+from proxy.simulator.openai import Coupled
 from proxy.simulator.options import Options
 from proxy.simulator.run import Run, respond
 from proxy.simulator.script import Script
 from proxy.simulator.validation import Refusal, check
 
 GENERATE = "/inference/v1/generate"
+CONVERSATIONS = ("/v1/chat/completions", "/v1/completions")
 MAX_BODY_BYTES = 256 * 1024 * 1024
 NO_TOKENIZER = Refusal("Tokenizer not available when `skip_tokenizer_init=True`")
 # What the real engine answers on chat completions: an internal error without a message.
@@ -41,6 +43,7 @@ class Simulator(Starlette):
         self.model = load(options)
         self.script = Script(options, self.model)
         self.requests: deque[dict[str, Any]] = deque(maxlen=options.keep_requests)
+        self.coupled = Coupled(options, self.model, self.script) if options.coupled else None
         self.running: dict[str, Run] = {}
         self.finished: Counter[str] = Counter()
         self.prompt_tokens = 0
@@ -53,6 +56,8 @@ class Simulator(Starlette):
             await respond(send, 401, b'{"error":"Unauthorized"}')
         elif scope["path"] == GENERATE and scope["method"] == "POST":
             await self.generate(scope, receive, send)
+        elif self.coupled is not None and scope["path"] in CONVERSATIONS and scope["method"] == "POST":
+            await self.converse(self.coupled, scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
@@ -105,6 +110,29 @@ class Simulator(Starlette):
             self.finished.update(["abort"] if record["aborted"] else record["finish"])
             self.prompt_tokens += len(query.token_ids)
             self.generated_tokens += record["tokens"]
+
+    async def converse(self, coupled: Coupled, scope: Scope, receive: Receive, send: Send) -> None:
+        """``POST /v1/chat/completions`` and ``/v1/completions`` of the coupled mode."""
+        body = await _read(receive)
+        if body is None:
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        record: dict[str, Any] = {
+            "request_id": headers.get("x-request-id"),
+            "path": scope["path"],
+            "headers": headers,
+            "body": body,
+            "aborted": None,
+            "refused": None,
+        }
+        self.requests.append(record)
+        try:
+            exchange = (coupled.chat if scope["path"] == CONVERSATIONS[0] else coupled.completion)(body)
+        except Refusal as refusal:
+            record["refused"] = refusal.status
+            await respond(send, refusal.status, refusal.body())
+            return
+        await exchange.answer(receive, send, record)
 
     def metrics(self) -> str:
         """A few of the engine's series, in Prometheus text."""

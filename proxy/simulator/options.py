@@ -31,6 +31,7 @@ class Options:
     burst: int = 1
     cached_tokens: int | None = None
     lean: bool = False
+    coupled: bool = False
     version: str = "0.33.0"
     keep_requests: int = 1_000
     log_level: str = "warning"
@@ -52,6 +53,7 @@ _HELP = {
     "burst": "events in one send",
     "cached_tokens": "report this many prompt tokens as cached (at most all)",
     "lean": "events as vLLM's Rust frontend writes them: no nulls, ids without prefix",
+    "coupled": "answer chat and completions too, as an engine with its own frontend",
     "version": "what /version says",
     "keep_requests": "how many requests /simulator/requests remembers",
     "log_level": "uvicorn's",
