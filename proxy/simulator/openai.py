@@ -73,7 +73,7 @@ class Coupled:
         if not messages:
             raise Refusal("Cannot apply chat template to an empty conversation. Provide at least one message.")
         kwargs = {"add_generation_prompt": True, **(data.get("chat_template_kwargs") or {})}
-        tools = [_with_nulls(tool) for tool in data.get("tools") or ()] or None
+        tools: list[Any] | None = [_with_nulls(tool) for tool in data.get("tools") or ()] or None
         text = self._template.apply_chat_template(messages, tools=tools, tokenize=False, **kwargs)
         ids = self._model.encode(str(text))
         limit = data.get("max_completion_tokens") or data.get("max_tokens")
