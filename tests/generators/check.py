@@ -119,8 +119,10 @@ def by_tokens(generator: Generator) -> bool:
     states = [state for item in formats if isinstance(item, ToolFormat) for state in item.states.values()]
     markers = {marker for state in states for marker in state.on}
     for item in formats:
-        if isinstance(item, JointFormat) or (isinstance(item, ReasoningFormat) and item.behind):
+        if isinstance(item, ReasoningFormat) and item.behind:
             return False
+        if isinstance(item, JointFormat):
+            markers |= {*item.markers, *(marker for state in item.states.values() for marker in state.on)}
         if isinstance(item, ReasoningFormat):
             markers |= {item.start, item.end}
     return bool(markers) and markers <= made.vocabulary.added.keys()

@@ -114,6 +114,7 @@ class Program:
     states: Mapping[str, CompiledState]
     marks: Mapping[int, tuple[str, bool]]  # id -> (text, special): every id that is not plain text
     markers: frozenset[str]  # the texts of all markers of the format
+    spelled: frozenset[str]  # those of them that the vocabulary has not as tokens
 
     @classmethod
     def compile(cls, states: Mapping[str, State], vocabulary: Vocabulary, more: Collection[str] = ()) -> Program:
@@ -122,13 +123,13 @@ class Program:
         marks = {token_id: (text, False) for text, token_id in vocabulary.added.items() if text in wanted}
         by_id = {token_id: text for text, token_id in vocabulary.added.items()}
         # a special token that is only a piece of a marker is read as the text that it is
-        pieced = [marker for marker in wanted if marker not in vocabulary.added]
+        spelled = frozenset(marker for marker in wanted if marker not in vocabulary.added)
         for token_id in vocabulary.special:
             text = by_id.get(token_id, "")
-            if not (text and any(text in marker for marker in pieced)):
+            if not (text and any(text in marker for marker in spelled)):
                 marks[token_id] = (text, True)
         compiled = {name: CompiledState(name, state, vocabulary) for name, state in states.items()}
-        return cls(compiled, marks, frozenset(wanted))
+        return cls(compiled, marks, frozenset(wanted), spelled)
 
 
 class _Trial:
@@ -170,6 +171,7 @@ class Machine:
         "_content_sent",
         "_called",
         "_head",
+        "_framed",
         "_failures",
         "named",
         "events",
@@ -200,6 +202,7 @@ class Machine:
         self._content_sent = False
         self._called = False
         self._head = ""  # text of ``Sink.HEAD`` states
+        self._framed = False  # a marker that came as a token is in it
         self._failures = 0  # trials that failed so far, to notice one that fails on the way
         self.named = named
         self.events: list[Event] = []
@@ -304,7 +307,8 @@ class Machine:
             elif state.sink <= CONTENT:
                 self._emit(state.sink, self._held)
         head = self._head + self._held
-        if state.sink == Sink.HEAD and state.otherwise and not any(m in head for m in self._program.markers):
+        framed = self._framed or any(marker in head for marker in self._program.spelled)
+        if state.sink == Sink.HEAD and state.otherwise and not framed:
             self._emit(self._program.states[state.otherwise].sink, head)
         self._held = self._head = ""
 
@@ -549,6 +553,7 @@ class Machine:
                 self.reasoning_tokens += 1
         elif state.sink == Sink.HEAD:
             self._literal(marker)
+            self._framed = True
 
     def _literal(self, text: str) -> None:
         """Text that is not looked through for markers."""
@@ -582,6 +587,7 @@ class Machine:
         if self._state.sink == Sink.GAP:
             self._held = ""
         head, self._head = self._head, ""
+        self._framed = False
         self._state = state
         self._reader = None
         if state.reader is not None:
@@ -673,6 +679,7 @@ class Machine:
             self._called,
             self.reasoning_tokens,
             self._head,
+            self._framed,
             None
             if trial is None
             else [
@@ -698,6 +705,7 @@ class Machine:
             self._called,
             self.reasoning_tokens,
             self._head,
+            self._framed,
             trial,
             reader,
             text,
