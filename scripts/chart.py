@@ -102,7 +102,7 @@ def _type_of(default: Any) -> dict[str, Any]:
     return {"type": "object"}
 
 
-def _free(path: tuple[str, ...]) -> bool:
+def is_free(path: tuple[str, ...]) -> bool:
     """Maps that Kubernetes defines, not this chart: their keys may be others than those of the default."""
     names = {"resources", "podSecurityContext", "strategy", "behavior", "labels", "annotations"}
     return path[-1] in names or "probes" in path[:-1]
@@ -111,7 +111,7 @@ def _free(path: tuple[str, ...]) -> bool:
 def schema_of(value: Value) -> dict[str, Any]:
     if value.path == ("settings",):
         found: dict[str, Any] = settings_schema()
-    elif value.children and not _free(value.path):
+    elif value.children and not is_free(value.path):
         found = {
             "type": "object",
             "additionalProperties": False,
@@ -157,6 +157,8 @@ def _setting(item: FieldInfo) -> dict[str, Any]:
         found = {"enum": list(choices)}
     elif is_list(item):
         found = {"type": "array", "items": {"type": "string"}}
+    elif dict in (item.annotation, *map(typing.get_origin, (item.annotation, *kinds))):
+        found = {"type": "object"}
     elif bool in kinds:
         found = {"type": "boolean"}
     elif float in kinds:
@@ -168,7 +170,7 @@ def _setting(item: FieldInfo) -> dict[str, Any]:
     elif any(typing.get_origin(kind) is Literal for kind in kinds):
         found = {"enum": [choice for kind in kinds for choice in typing.get_args(kind)]}
     else:
-        found = {"type": "object"}
+        raise TypeError(f"no schema for {item.annotation}")
     for bound in item.metadata:
         match bound:
             case Ge(ge=limit):
@@ -251,7 +253,7 @@ def readme() -> str:
     rows = ["| value | default | |", "|---|---|---|"]
 
     def add(value: Value, inherited: str = "") -> None:
-        if value.children and not _free(value.path):
+        if value.children and not is_free(value.path):
             if value.text:
                 rows.append(f"| `{'.'.join(value.path)}` | | {_cell(value.text)} |")
             for child in value.children:

@@ -122,6 +122,23 @@ groups:
           description: >-
             {{ "{{ $value | humanizePercentage }}" }} of the comparisons in {{ "{{ $labels.namespace }}/{{ $labels.job }}" }} differ;
             derender_shadow_mismatch_total says in which field. Do not go on to canary.
+      - alert: DerenderFallbackBreakerOpen
+        expr: max by (namespace, job, pod) (derender_fallback_breaker_open) > 0
+        for: 5m
+        labels: {severity: warning}
+        annotations:
+          summary: The derender path is left alone
+          description: >-
+            {{ "{{ $labels.namespace }}/{{ $labels.pod }}" }} passes all requests through, since the engine refuses its own; see
+            derender_fallbacks_total by reason.
+      - alert: DerenderConfigRefused
+        expr: |-
+          sum by (namespace, job, pod) (increase(derender_config_reloads_total{result="refused"}[15m])) > 0
+        labels: {severity: warning}
+        annotations:
+          summary: A changed configuration file was refused
+          description: >-
+            {{ "{{ $labels.namespace }}/{{ $labels.pod }}" }} goes on with the old one; its log says what is wrong with the new.
       - alert: DerenderStreamsSaturated
         expr: derender_streams_active > {{ if $limit }}{{ mulf $t.streamsShare $limit }}{{ else }}Inf{{ end }}
         for: 5m
