@@ -28,11 +28,28 @@ _NAME, _KEY, _KEY_QUOTED, _COLON, _VALUE, _STRING, _WORD, _NEXT = range(8)
 
 
 class GemmaReader:
-    """Reads one call. The whole is malformed where a bracket closes what is not open, or a key has no value."""
+    """Reads one call. The whole is malformed where a bracket closes what is not open, or a key has no value.
 
-    __slots__ = ("_at", "_word", "_name", "_key", "_round", "_stack", "_keys", "_muted", "_sound", "done", "failed")
+    ``delimiter``: what stands around strings.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = (
+        "_delimiter",
+        "_at",
+        "_word",
+        "_name",
+        "_key",
+        "_round",
+        "_stack",
+        "_keys",
+        "_muted",
+        "_sound",
+        "done",
+        "failed",
+    )
+
+    def __init__(self, delimiter: str = QUOTE) -> None:
+        self._delimiter = delimiter
         self._at = _NAME
         self._word = ""  # the name, key or bare word that is being read
         self._name = ""
@@ -212,7 +229,7 @@ class GemmaReader:
 
     def marker(self, marker: str, calls: Calls) -> bool:
         where = self._at
-        if marker != QUOTE:
+        if marker != self._delimiter:
             if where in (_STRING, _KEY_QUOTED):
                 self._quoted(marker, calls)
                 return True

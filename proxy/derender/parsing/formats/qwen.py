@@ -41,7 +41,7 @@ QWEN3 = ReasoningFormat(
 )
 
 HERMES = ToolFormat(
-    names=("hermes",),
+    names=("hermes", "qwen3_json"),
     ends_reasoning=("<tool_call>",),
     states={
         "content": State(Sink.CONTENT, on={"<tool_call>": "call"}),
