@@ -5,7 +5,7 @@ trouble. Requests of probes and scrapes do not count.
 {{- define "derender-proxy.ruleText" -}}
 {{- $t := .Values.monitoring.rules.thresholds -}}
 {{- $routes := `route=~"/v1/.+|/inference/.+"` -}}
-{{- $limit := get (merge (dict) .Values.settings (dict "max-concurrent-streams" 4096)) "max-concurrent-streams" | int -}}
+{{- $limit := hasKey .Values.settings "max-concurrent-streams" | ternary (index .Values.settings "max-concurrent-streams") 4096 | int -}}
 {{- $workers := default 1 (index .Values.settings "workers") | int -}}
 groups:
   - name: derender-proxy.recording
