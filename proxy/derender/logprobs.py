@@ -1,7 +1,8 @@
 """Logprobs of token ids in OpenAI's shape: the token's text and its bytes.
 
-A character may be spread over tokens. As in vLLM, the token that completes it has all of its text, and those before
-have none: what one token says depends on the sampled ids before it, of which at most three bytes are pending.
+A character may be spread over tokens. Chat and completions give each token its own bytes, which is what OpenAI has
+``bytes`` for. vLLM's derender endpoints give all of the character to the token that completes it, and nothing to those
+before: there, what one token says depends on the sampled ids before it, of which at most three bytes are pending.
 """
 
 from __future__ import annotations
@@ -20,12 +21,22 @@ FLOOR = -9999.0
 class LogprobFormatter:
     """``top``: how many alternatives to show, -1 for all; ``as_ids``: tokens are written ``token_id:N``.
 
-    ``context``: the sampled ids before the first entry, of which the last four are looked at.
+    ``whole``: only whole characters are shown, as vLLM's derender does. ``context``: the sampled ids before the first
+    entry, of which the last four are looked at.
     """
 
-    __slots__ = ("_vocabulary", "_top", "_as_ids", "_pending")
+    __slots__ = ("_vocabulary", "_top", "_as_ids", "_whole", "_pending")
 
-    def __init__(self, vocabulary: Vocabulary, top: int, as_ids: bool = False, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        top: int,
+        as_ids: bool = False,
+        *,
+        whole: bool = False,
+        context: Sequence[int] = (),
+    ) -> None:
+        self._whole = whole
         self._vocabulary = vocabulary
         self._top = None if top < 0 else top
         self._as_ids = as_ids
@@ -51,6 +62,10 @@ class LogprobFormatter:
 
     def _token(self, token_id: int) -> tuple[str, list[int], bytes]:
         """Its text, the bytes of that, and what of a character is pending behind it."""
+        if not self._whole:
+            piece = self._vocabulary.piece(token_id)
+            text = f"token_id:{token_id}" if self._as_ids else piece.decode(errors="replace")
+            return text, list(piece), b""
         text, pending = self._decode(token_id)
         data = list(text.encode())
         return (f"token_id:{token_id}" if self._as_ids else text), data, pending

@@ -227,7 +227,7 @@ class DerenderEndpoint:
         delta = merged(deltas) if deltas else _NO_DELTA
         logprobs: Sequence[LogprobEntry] | None = None
         if choice.logprobs is not None and not asked.hidden:
-            formatter = LogprobFormatter(tier.vocabulary, asked.top, asked.as_ids, live.context)
+            formatter = LogprobFormatter(tier.vocabulary, asked.top, asked.as_ids, whole=True, context=live.context)
             content = choice.logprobs.content or []
             if stream.stopped:
                 content = content[: stream.completion_tokens - before]

@@ -218,7 +218,7 @@ async def _message(
     if finish is None and not stream.stopped:
         message.finish_reason = message.stop_reason = None
     if choice.logprobs is not None and not asked.hidden:
-        formatter = LogprobFormatter(tier.vocabulary, asked.top, asked.as_ids)
+        formatter = LogprobFormatter(tier.vocabulary, asked.top, asked.as_ids, whole=True)
         content = choice.logprobs.content or []
         if stream.stopped:
             content = content[: stream.completion_tokens]
