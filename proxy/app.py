@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from proxy import parsers
 from proxy.config import ConfigError, Settings
 from proxy.derender.derenderer import Derenderer, UnknownFormat
 from proxy.derender.vocabulary import Vocabulary
@@ -32,19 +33,22 @@ from proxy.routes.context import Parts, record_of
 from proxy.routes.derender import DerenderEndpoint
 from proxy.routes.derender_tier import Tier
 from proxy.routes.generation import failure_of, finish_closing
-from proxy.routes.middleware import ApiKeys, BodyLimit, Front, StreamLimit
+from proxy.routes.middleware import ApiKeys, BodyLimit, Front, Shortcut, StreamLimit
 from proxy.routes.registry import ModelRegistry
 from proxy.routes.responses import error_response
 
 log = logging.getLogger("derender")
 
+DERENDER_ROUTES = [
+    Route("/v1/chat/completions/derender", DerenderEndpoint(chat=True), methods=["POST"]),
+    Route("/v1/completions/derender", DerenderEndpoint(chat=False), methods=["POST"]),
+]
 ROUTES = [
+    *DERENDER_ROUTES,
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
     Route("/v1/chat/completions/render", render.render_chat, methods=["POST"]),
-    Route("/v1/chat/completions/derender", DerenderEndpoint(chat=True), methods=["POST"]),
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/completions/render", render.render_completion, methods=["POST"]),
-    Route("/v1/completions/derender", DerenderEndpoint(chat=False), methods=["POST"]),
     Route("/inference/v1/generate", generate.generate, methods=["POST"]),
     Route("/v1/models", models.models, methods=["GET"]),
     Route("/tokenize", models.tokenize, methods=["POST"]),
@@ -60,25 +64,34 @@ ROUTES = [
 
 def load(settings: Settings) -> Parts:
     """Read the model's files and build everything that serves; raises ConfigError before anything is opened."""
-    assert settings.model is not None  # config.load has checked it
+    model = settings.model
+    assert model is not None  # config.load has checked it
     try:
         renderer = Renderer(_render_options(settings))
     except (OSError, ValueError, KeyError, ImportError) as error:
         # Here the library's own text is for the operator, at start, and names the file at fault.
         raise ConfigError(f"MODEL: {settings.model} cannot be loaded: {' '.join(str(error).split())}") from error
     vocabulary = Vocabulary.load(renderer.tokenizer, renderer.vocab_size)
-    reasoning, tool = settings.parser_names
     try:
+        choice = parsers.resolved(*settings.parser_names, renderer.tokenizer, vocabulary, renderer.template_text)
         derenderer = Derenderer(
             vocabulary,
-            reasoning_parser=reasoning,
-            tool_parser=tool,
+            reasoning_parser=choice.reasoning,
+            tool_parser=choice.tools,
             eos_token_ids=renderer.eos_token_ids,
             tool_call_streaming=settings.tool_call_streaming,
             framing_whitespace=settings.framing_whitespace,
+            checkpoint=parsers.checkpoint_of(renderer.tokenizer),
         )
     except UnknownFormat as error:
         raise ConfigError(f"--tool-call-parser / --reasoning-parser: {error}") from None
+    if derenderer.depends_on_chunks and settings.derender_state == "compact":
+        raise ConfigError("--derender-state: compact does not go with vllm:NAME, whose parsers cannot be saved")
+    if choice.explanation:
+        log.info("parsers chosen", extra={"fields": {"why": choice.explanation}})
+        names = {"reasoning_parser": choice.reasoning or "none", "tool_call_parser": choice.tools or "none"}
+        settings = settings.model_copy(update=names)
+        renderer.reasoning_parser, renderer.tool_call_parser = choice.reasoning, choice.tools
     engine: Engine | None = None
     if settings.engine_base_url is not None:
         options = VLLMOptions(
@@ -93,7 +106,7 @@ def load(settings: Settings) -> Parts:
     registry = ModelRegistry(
         engine,
         settings.served_model_name,
-        fallback=settings.model,
+        fallback=model,
         max_model_len=settings.max_model_len,
         on_length=lambda length: setattr(renderer, "max_model_len", length),
     )
@@ -108,6 +121,7 @@ def load(settings: Settings) -> Parts:
         metrics=metrics,
         tier=Tier(settings, limits, renderer, derenderer, metrics),
         rollout=_rollout(settings, limits, renderer, derenderer, metrics),
+        parsers_why=choice.explanation,
     )
 
 
@@ -137,7 +151,7 @@ def _rollout(
 
 def _render_options(settings: Settings) -> RenderOptions:
     assert settings.model is not None
-    reasoning, tool = settings.parser_names
+    reasoning, tool = (None if name == parsers.AUTO else name for name in settings.parser_names)
     has_tokenizer = {"auto": None, "true": True, "false": False}[settings.engine_has_tokenizer]
     return RenderOptions(
         model=settings.model,
@@ -189,6 +203,8 @@ def build(parts: Parts) -> ASGIApp:
         handlers={RequestError: _known_failure, UpstreamError: _known_failure, HTTPException: _http_failure},
     )
     app = StreamLimit(app, limit=settings.max_concurrent_streams, metrics=parts.metrics)
+    # One request per chunk: its way leads past everything that is not needed for it.
+    app = Shortcut(app, {route.path: route.endpoint for route in DERENDER_ROUTES})
     app = BodyLimit(app, limit=settings.max_body_size)
     app = ApiKeys(app, keys=settings.api_key)
     return Front(

@@ -82,6 +82,7 @@ class ByteDetokenizer:
     def resume(self, pending: bytes) -> None:
         self.pending = pending
         self._strip = False
+        self.idle = not pending
 
     def save(self) -> Any:
         return [self.pending, self._strip]

@@ -46,8 +46,11 @@ class Window:
         """Take the ids of a chunk, without the token that ended generation."""
         vocabulary = self._vocabulary
         for token_id in ids:
-            if self._skip and token_id in vocabulary.special:
-                continue
+            if token_id in vocabulary.special:
+                # it is no part of a character: what was pending has been sent as U+FFFD
+                self.read, self.pending = len(self.tokens), b""
+                if self._skip:
+                    continue
             piece = vocabulary.piece(token_id)
             if not piece:
                 continue

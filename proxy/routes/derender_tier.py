@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -79,11 +79,17 @@ class Tier:
     """One per process."""
 
     def __init__(
-        self, settings: Settings, limits: Limits, renderer: Renderer, derenderer: Derenderer, metrics: Metrics
+        self,
+        settings: Settings,
+        limits: Limits,
+        renderer: Renderer,
+        derenderer: Derenderer,
+        metrics: Metrics,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self.derenderer = derenderer
         self.vocabulary = derenderer.vocabulary
-        self.vocab_size = renderer.vocab_size
+        self.vocab_size = self.vocabulary.size
         self.renderer = renderer
         self.metrics = metrics
         self.compact = settings.derender_state == "compact"
@@ -93,7 +99,7 @@ class Tier:
             ttl=settings.cache_ttl,
             max_entries=settings.cache_max_entries,
             max_bytes=settings.cache_max_bytes,
-            timer=time.monotonic,
+            timer=timer,
             evictions=metrics.cache_evictions,
         )
         metrics.cache = self.cache

@@ -35,7 +35,9 @@ STATUSES: dict[str, Status] = {
     "ERR completions 2**63": Status(200, 400, _VOCABULARY),
     "ERR stop strings (stream)": Status(400, 200, _STOPS),
     "ERR completions stop strings stream": Status(400, 200, _STOPS),
-    "ERR completions bad state offsets": Status(200, 400, "offsets outside of the window: a state that does not add up"),
+    "ERR completions bad state offsets": Status(
+        200, 400, "offsets outside of the window: a state that does not add up"
+    ),
 }
 
 _MERGED = "the entries of one call in one chunk are merged"
