@@ -65,7 +65,7 @@ def test_help_names_every_flag():
         (["--no-such-flag"], "--no-such-flag"),
         ([str(DEMO_MODEL), "--port", "x"], "--port"),
         ([], "MODEL: required"),
-        ([str(DEMO_MODEL), "--mode", "shadow"], "--mode"),
+        ([str(DEMO_MODEL), "--canary-percent", "101"], "--canary-percent"),
         ([str(DEMO_MODEL), "--tool-call-parser", "nope"], "nope"),
         ([str(DEMO_MODEL), "--reasoning-parser", "nope"], "nope"),
         (["/no/such/model"], "/no/such/model"),
