@@ -304,8 +304,10 @@ class TemplateParser:
             self._raw.append(text)
             self._size += len(text)
         reader = self._reader
-        if reader is not None and not (reader.done or reader.failed):
+        if reader is not None:
             reader.text(text, self)
+            if reader.done or reader.failed:
+                self._reader = None
         if self._begun:
             self._raw = []
         elif self._size > _REGION_LIMIT:
@@ -320,7 +322,7 @@ class TemplateParser:
             if not self._reads_calls:
                 self.events.append((CONTENT, closer, ""))
             elif self._begun:
-                if reader is not None and not (reader.done or reader.failed):
+                if reader is not None:
                     reader.finish(self)
             elif not self._read_whole() and not cut:
                 self.events.append((CONTENT, "".join(self._raw) + closer, ""))
