@@ -222,3 +222,16 @@ def test_mistral_ids() -> None:
 )
 def test_mistral_markers_that_are_no_call(pieces: list[str], content: str) -> None:
     assert answer(feed("mistral", pieces, _MISTRAL))[0] == content
+
+
+# -- objects without a frame -------------------------------------------------------------------------------
+
+
+def test_a_json_answer_streams_once_a_key_shows_that_it_is_no_call() -> None:
+    got = feed("llama3_json", ['{"type": "object", ', '"answer": "x', "y", '"}'])
+    assert [delta.content for step in got for delta in step][:3] == ['{"type": "object", "answer": "x', "y", '"}']
+
+
+def test_keys_in_front_of_the_name() -> None:
+    got = feed("llama3_json", ['{"type": "function", "id": "1", "parameters": {"n": 1}, "name": "f"}'])
+    assert answer(got) == ("", [("f", '{"n": 1}')])

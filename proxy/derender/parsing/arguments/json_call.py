@@ -14,6 +14,8 @@ from proxy.derender.parsing.model import Calls
 
 # A tool's name is at most 64 characters at OpenAI; anything much longer is no name.
 NAME_LIMIT = 256
+# Keys that some models write in front of the name.
+_EXTRA_KEYS = ("type", "id")
 # Arguments that stand before the name have to wait for it.
 BUFFER_LIMIT = 1 << 20
 
@@ -55,7 +57,7 @@ class CallReader:
 
     ``name_keys`` and ``argument_keys``: what the keys are called. ``id_keys``: keys in front of the name whose
     string is the call's id. ``needs_arguments``: the object is a call only once its arguments' key has been
-    seen (for formats in which a plain JSON answer looks alike).
+    seen, and none the moment another key comes (for formats in which a plain JSON answer looks alike).
     The name is said when its string has closed; arguments stream from then on.
     """
 
@@ -223,6 +225,10 @@ class CallReader:
             self._fail(calls)
         return at
 
+    def _may_precede(self, key: str) -> bool:
+        """Whether the key can stand in a call that is not named yet: the first other one tells a plain answer."""
+        return key in (*self._name_keys, *self._argument_keys, *self._id_keys, *_EXTRA_KEYS)
+
     def _string_ends(self, calls: Calls) -> None:
         raw = self._captured
         if "\\" in raw:
@@ -232,6 +238,9 @@ class CallReader:
                 self._fail(calls)
                 return
         if self._at == _KEY_TEXT:
+            if self._needs_arguments and not self._begun and not self._may_precede(raw):
+                self._fail(calls)
+                return
             self._captured = raw
             self._at = _COLON
             return
