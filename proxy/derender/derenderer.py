@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 from proxy.derender.detokenizer import detokenizer
 from proxy.derender.logprobs import LogprobFormatter
@@ -165,7 +164,7 @@ class Derenderer:
             Opening(self.vocabulary, detokenizer(self.vocabulary, prompt), prompt, settings, reads_reasoning, allowed)
         )
         return ChatStream(
-            cast(Machine, parser),
+            parser,
             settings,
             self._ids(settings, request_id, prompt if allowed else (), index),
             eos=self.eos_token_ids,

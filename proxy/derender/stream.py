@@ -9,8 +9,8 @@ import msgspec
 
 from proxy.derender.deltas import Delta, ToolCallDelta
 from proxy.derender.logprobs import LogprobFormatter
-from proxy.derender.parsing.engine import Machine
 from proxy.derender.parsing.events import ARGUMENTS, CALL, CONTENT, END, REASONING, Event
+from proxy.derender.parsing.foreign import Parser
 from proxy.derender.profiles import Filter
 from proxy.derender.settings import ChatSettings
 from proxy.derender.stops import StopMatcher
@@ -53,7 +53,7 @@ class ChatStream:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Parser,
         settings: ChatSettings,
         ids: ToolCallIds,
         *,
@@ -95,7 +95,7 @@ class ChatStream:
         return self._machine.reasoning_tokens
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> Parser:
         """The parser, for explanations."""
         return self._machine
 

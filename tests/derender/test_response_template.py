@@ -71,8 +71,8 @@ CALLS = {
     "python": "<tool_call>[search(city='a', days=3), search(city=\"b\")]</tool_call>",
 }
 PARTS = [
-    "Hello", " world", "\n", "\n\n", "<think>", "</think>", "hm", " ", "<tool_call>", "</tool_call>", "<tool_", "{", "}",
-    "search\n", '"', "é", "😀", "<|im_end|>", "<|im_start|>", "<function=search>", "</function>", "null", "[", "]",
+    "Hello", " world", "\n", "\n\n", "<think>", "</think>", "hm", " ", "<tool_call>", "</tool_call>", "<tool_", "{",
+    "}", "search\n", '"', "é", "😀", "<|im_end|>", "<|im_start|>", "<function=search>", "</function>", "null", "[", "]",
 ]  # fmt: skip
 
 
