@@ -10,7 +10,7 @@ JS := tests/e2e/js
 .PHONY: help install demo serve test bench fuzz lint clean
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python >= 3.11 is needed") if sys.version_info < (3, 11) else None'
@@ -45,10 +45,27 @@ bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay
 fuzz: $(STAMPS)/test ## 100,000 marker-rich outputs per family, random cuts, saved and restored at each (minutes per family)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-lint: $(STAMPS)/test ## Style, types, import contract
-	$(BIN)/ruff check proxy tests config
+# helm, kubectl and promtool, fetched once.
+TOOLS := .cache/tools
+$(TOOLS)/stamp: scripts/tools.py | $(BIN)/python
+	$(BIN)/python scripts/tools.py helm kubectl promtool
+	@mkdir -p $(TOOLS) && touch $@
+
+lint: $(STAMPS)/test $(TOOLS)/stamp ## Style, types, import contract; the chart in all shapes against Kubernetes' schemas
+	$(BIN)/ruff check proxy tests config scripts helm
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/tools.py scripts/chart.py helm/files/wait_for_drain.py helm/files/api_test.py
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/docker tests/helm/test_render.py tests/helm/test_values.py tests/helm/test_examples.py
+
+chart: $(STAMPS)/test ## Write what is derived from the chart's values, the settings and the templates
+	$(BIN)/python scripts/chart.py --write
+
+lock: ## Pin what the image is made of; ARGS=--upgrade takes the newest
+	PYTHON=$(PYTHON) scripts/lock.sh $(ARGS)
+
+image-check: ## Build the image and run it, without a Docker engine; as root on Debian
+	scripts/image_check.sh
 
 clean: ## Remove what the targets made
 	rm -rf .venv $(JS)/node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -25,8 +25,8 @@ from pydantic.fields import FieldInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from proxy.config import Settings, choices_of, is_list, knob_of  # noqa: E402
-from scripts.tools import tool  # noqa: E402
+from proxy.config import Settings, choices_of, is_list, knob_of
+from scripts.tools import tool
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "helm"
@@ -193,9 +193,10 @@ Three shapes from one chart; Kubernetes 1.29 or newer.
 
 | `shape` | installs |
 |---|---|
-| `sidecar` | a Deployment of vLLM with the sidecar as a native sidecar: an init container with `restartPolicy: Always` |
-| `standalone` | a tier of sidecars without an engine, for clients of `/derender` and `/render`, with a Deployment, an HPA \
-and consistent hashing on the request id |
+| `sidecar` | a Deployment of vLLM with the sidecar as a native sidecar: an init container with \
+`restartPolicy: Always` |
+| `standalone` | a tier of sidecars without an engine, for clients of `/derender` and `/render`, with a Deployment, \
+an HPA and consistent hashing on the request id |
 | `existing` | what an engine deployed by something else needs beside it: configuration, secret, monitoring |
 
 ```

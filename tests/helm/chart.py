@@ -19,6 +19,10 @@ CHART = ROOT / "helm"
 CASES = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
 VERSIONS = ("1.29", "1.33", "1.35", "1.37")
 
+RESTRICTED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+
 # The schemas are megabytes, and are read anew for every object otherwise.
 utils.schema_contents = functools.cache(utils.schema_contents)
 
@@ -101,9 +105,8 @@ def insecure(spec: Object) -> list[str]:
     """What keeps a pod from the restricted profile of the pod security standards."""
     faults = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
     pod = spec.get("securityContext", {})
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
     for volume in spec.get("volumes", []):
-        faults += [f"volume {volume['name']}: {source}" for source in set(volume) - {"name"} - allowed]
+        faults += [f"volume {volume['name']}: {source}" for source in set(volume) - {"name"} - RESTRICTED_VOLUMES]
     for item in containers(spec):
         own = item.get("securityContext", {})
 

@@ -252,7 +252,7 @@ def test_every_alert_has_a_situation(rules):
 
 
 def test_alerts_fire_when_they_should_and_not_before(rules):
-    """One run of promtool: each alert's situation lets it and no other alert of these rules fire, its neighbour none."""
+    """One run of promtool: an alert's situation lets it and no other alert fire, its neighbour none."""
     tests = []
     for name, (fires, quiet) in SITUATIONS.items():
         for series, firing in ((fires, True), (quiet, False)):
@@ -295,7 +295,9 @@ def test_what_an_alert_says(rules):
                                 "eval_time": "110m",
                                 "exp_alerts": [
                                     {
-                                        "exp_labels": {"severity": "critical", "namespace": "models", "job": "derender"},
+                                        "exp_labels": {
+                                            "severity": "critical", "namespace": "models", "job": "derender",
+                                        },
                                         "exp_annotations": {
                                             "summary": "Requests fail",
                                             "description": "9.091% of the requests to models/derender end with 5xx; "

@@ -11,7 +11,7 @@ import yaml
 from proxy.cli import build_parser
 from proxy.config import ENV_PREFIX, ConfigError, Settings, knob_of, load
 from scripts import chart as derived
-from tests.helm.chart import CASES, case, container, of_kind, one, render
+from tests.helm.chart import CASES, case, container, of_kind, render
 
 # What ``load`` says of a setting that a later version carries out; gone once it is.
 LATER = "this version does not carry it out yet"
