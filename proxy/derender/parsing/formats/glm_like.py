@@ -1,4 +1,4 @@
-"""Families that call as GLM does: Ling 3, Poolside's Laguna, and K2 Horizon under tags of its own.
+"""Ling 3, Laguna, K2 Horizon: calls between tags as GLM writes them.
 
 Ling 3 (Ant) and Laguna (Poolside) write calls between GLM's tags, ``<tool_call>NAME<arg_key>K</arg_key>...``; both
 reason in ``<think>``, Laguna only where the request turns it on. K2 Horizon (MBZUAI) writes ::

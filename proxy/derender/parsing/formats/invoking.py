@@ -1,4 +1,4 @@
-"""Families that call in the XML style of named elements: dots, MiniCPM 5 and MiMo.
+"""dots, MiniCPM 5, MiMo: calls in the XML style of named elements.
 
 dots (Rednote) ::
 
