@@ -73,25 +73,23 @@ def families() -> dict[int, str]:
     return said
 
 
-def verified() -> dict[str, int]:
-    """Answers of vLLM's that a name is compared with."""
-    counts: dict[str, int] = {}
+def verified() -> set[str]:
+    """The names that are compared with answers of vLLM's own parsers."""
+    found: set[str] = set()
     for path in sorted(GOLDEN.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             group = json.loads(line)
-            for name in {group.get("tool_parser"), group.get("reasoning_parser")} - {None}:
-                counts[name] = counts.get(name, 0) + 1
-    return counts
+            found |= {group.get("tool_parser"), group.get("reasoning_parser")} - {None}
+    return found
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
     """Tool-call names, reasoning names, family, encoding, how verified: a row for each format, by family."""
-    said, counts = families(), verified()
+    said, compared = families(), verified()
     found = []
     for item in builtin().formats():
         reasoning, tools = names_of(item)
-        answers = sum(counts.get(name, 0) for name in {*reasoning, *tools})
-        how = f"{answers} answers of vLLM's" if answers else "generated outputs"
+        how = "vLLM's answers, generated outputs" if compared & {*reasoning, *tools} else "generated outputs"
         kind = encoding(item) if tools or isinstance(item, JointFormat) else "reasoning"
         found.append((_names(tools), _names(reasoning), said.get(id(item), ""), kind, how))
     return sorted(found, key=lambda row: (row[2].lower(), row[0] == "", row[0], row[1]))

@@ -121,6 +121,61 @@ def _inkling(calls: list[Call]) -> str:
     return "<|message_model|>".join(blocks)
 
 
+def raw(item: Any) -> str:
+    return item if isinstance(item, str) else dumps(item)
+
+
+def _functiongemma(calls: list[Call]) -> str:
+    out = ""
+    for name, given in calls:
+        inner = ",".join(f"{key}:<escape>{raw(item)}<escape>" for key, item in given.items())
+        out += f"<start_function_call>call:{name}{{{inner}}}<end_function_call>"
+    return out
+
+
+def _lfm(calls: list[Call]) -> str:
+    made = (f"{name}({', '.join(f'{key}={item!r}' for key, item in given.items())})" for name, given in calls)
+    return f"<|tool_call_start|>[{', '.join(made)}]<|tool_call_end|>"
+
+
+def _glm(calls: list[Call]) -> str:
+    out = ""
+    for name, given in calls:
+        inner = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{raw(item)}</arg_value>\n" for key, item in given.items()
+        )
+        out += f"<tool_call>{name}\n{inner}</tool_call>"
+    return out
+
+
+def _ifm(calls: list[Call]) -> str:
+    tagged = _glm(calls).replace("<tool_call>", "<ifm|tool_call>").replace("</tool_call>", "</ifm|tool_call>")
+    for word in ("arg_key", "arg_value"):
+        tagged = tagged.replace(f"<{word}>", f"<ifm|{word}>").replace(f"</{word}>", f"</ifm|{word}>")
+    return f"<ifm|tool_calls>{tagged}</ifm|tool_calls>"
+
+
+def invoking(call: str, key: str, quote: str, before: str, after: str, *, once: bool = True) -> Any:
+    """Calls as elements whose names stand behind ``=``."""
+
+    def write(calls: list[Call]) -> str:
+        parts = []
+        for name, given in calls:
+            inner = "".join(f"<{key}={quote}{k}{quote}>{raw(item)}</{key.split()[0]}>\n" for k, item in given.items())
+            parts.append(f"<{call}={quote}{name}{quote}>\n{inner}</{call.split()[0]}>\n")
+        return before + "".join(parts) + after if once else "".join(before + part + after for part in parts)
+
+    return write
+
+
+def _muse(calls: list[Call]) -> str:
+    write = invoking(
+        "atem:invoke name", "atem:parameter name", '"', "<atem:function_calls>\n", "</atem:function_calls>"
+    )
+    messages = (f" to={name}<|message|>" + write([(name, given)]) for name, given in calls)
+    return "<|eom|><|start|>assistant".join(messages) + "<|eom|>"
+
+
 _THINK = ("<think>", "</think>")
 _COHERE = [
     f"<|{side}_{block}|>" for block in ("THINKING", "RESPONSE", "TEXT", "ACTION") for side in ("START", "END")
@@ -168,6 +223,31 @@ FAMILIES: list[Family] = [
     Family(
         "inkling", "inkling", "inkling", _INKLING, _inkling,
         wrap=("<|content_text|>", "<|end_message|>"), start="<|message_model|>",
+    ),
+    Family("functiongemma", "functiongemma", None, ["<start_function_call>", "<end_function_call>"], _functiongemma),
+    Family("lfm2", "lfm2", None, ["<|tool_call_start|>", "<|tool_call_end|>"], _lfm),
+    Family("ling3", "ling3", "ling3", ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], _glm, _THINK),
+    Family(
+        "poolside_v1", "poolside_v1", "poolside_v1", ["<assistant>"], _glm, _THINK,
+        template_kwargs={"enable_thinking": True},
+    ),
+    Family(
+        "k2_horizon", "k2_horizon", "k2_horizon",
+        [f"<{end}ifm|{word}>" for end in ("", "/") for word in ("tool_calls", "think", "think_fast", "think_faster")],
+        _ifm, ("<ifm|think>", "</ifm|think>"),
+    ),
+    Family(
+        "dots", "dots", None, ["<dots_function_call>", "</dots_function_call>"],
+        invoking("invoke name", "parameter name", '"', "<dots_function_call>\n", "</dots_function_call>"),
+    ),
+    Family("minicpm5", "minicpm5", None, [], invoking("function name", "param name", '"', "", "")),
+    Family(
+        "mimo", "mimo", "mimo", [],
+        invoking("function", "parameter", "", "<tool_call>\n", "</tool_call>", once=False), _THINK,
+    ),
+    Family(
+        "muse", "muse", "muse", ["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"], _muse,
+        wrap=(" to=user<|message|>", "<|eot|>"), start="<|start|>assistant", speaks=False,
     ),
     Family("holo2", "hermes", "holo2", [], each("<tool_call>\n", "\n</tool_call>"), _THINK),
 ]  # fmt: skip
