@@ -31,12 +31,13 @@ def feed(
     pieces: Sequence[str],
     markers: tuple[str, ...] = (),
     finish: str = "stop",
+    reasoning_parser: str | None = None,
     special: tuple[str, ...] | None = None,
     **knobs: str,
 ) -> list[list[Delta]]:
     """What each piece gives, and then the end."""
     made = toy(tuple(map(str, markers)), tuple(map(str, markers)) if special is None else special)
-    opener = Derenderer(made.vocabulary, tool_parser=tool_parser, **knobs)
+    opener = Derenderer(made.vocabulary, reasoning_parser=reasoning_parser, tool_parser=tool_parser, **knobs)
     stream = opener.chat(ChatSettings(tools=TOOLS), request_id="r", prompt_token_ids=[1])
     out = []
     for piece in pieces:
@@ -235,3 +236,29 @@ def test_a_json_answer_streams_once_a_key_shows_that_it_is_no_call() -> None:
 def test_keys_in_front_of_the_name() -> None:
     got = feed("llama3_json", ['{"type": "function", "id": "1", "parameters": {"n": 1}, "name": "f"}'])
     assert answer(got) == ("", [("f", '{"n": 1}')])
+
+
+# -- reasoning ---------------------------------------------------------------------------------------------
+
+
+def reasoning(deltas: Sequence[Sequence[Delta]]) -> str:
+    return "".join(delta.reasoning or "" for step in deltas for delta in step)
+
+
+def test_a_call_of_a_declared_tool_ends_the_reasoning_of_deepseek_v4() -> None:
+    think, end = M("<think>"), M("</think>")
+    call = f"\n\n<{_D}tool_calls>\n{_invoke()}</{_D}tool_calls>"
+    got = feed("deepseek_v4", [think, "so ", call], (think, end), reasoning_parser="deepseek_v4")
+    assert (reasoning(got), *answer(got)) == ("so", "", [("f", "{}")])
+    other = call.replace('"f"', '"h"')
+    got = feed("deepseek_v4", [think, "so ", other, " x", end, "a"], (think, end), reasoning_parser="deepseek_v4")
+    assert (reasoning(got), *answer(got)) == ("so " + other + " x", "a", [])
+
+
+def test_mistral_reasoning_holds_markers_of_calls_and_may_be_spelled_out() -> None:
+    think, end = M("[THINK]"), M("[/THINK]")
+    pieces = [think, "a ", _CALLS, "f", _ARGS, "{} \n", end, "hi", _CALLS, "f", _ARGS, "{}"]
+    got = feed("mistral", pieces, (*_MISTRAL, think, end), reasoning_parser="mistral")
+    assert (reasoning(got), *answer(got)) == ("a [TOOL_CALLS]f[ARGS]{}", "hi", [("f", "{}")])
+    got = feed("mistral", ["<think>a</th", "ink>b"], _MISTRAL, reasoning_parser="mistral")
+    assert (reasoning(got), *answer(got)) == ("a", "b", [])

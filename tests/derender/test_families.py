@@ -15,7 +15,7 @@ EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.fam
 
 @EACH
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**48))
 def test_any_output_in_any_cuts(generator: Generator, kind: str, seed: int) -> None:
     check(generator, kind, seed, cuts=1)
