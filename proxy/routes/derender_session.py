@@ -156,10 +156,12 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
     limit = parts.settings.max_event_size
     decoder: _Decoder = SSEDecoder(limit) if media == MEDIA_TYPES[0] else Lines(limit)
     waiting: list[bytes] = []
-    events, more = await _read(receive, decoder)
-    while not events and more:
-        events, more = await _read(receive, decoder)
+    reader = _Reader(receive, decoder)
+    events = await reader.read()
+    while not events and reader.more:
+        events = await reader.read()
     if not events:
+        reader.check()
         raise RequestError("The body is empty: its first event says what the stream is an answer to.")
     opening = wire.parse_opening(events[0])
     asked = parts.tier.asked_chat(opening.chat_request)
@@ -175,11 +177,12 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
             if waiting:
                 await outbox.put(b"".join(waiting))
                 waiting.clear()
-            if done or not more:
+            if done or not reader.more:
                 break
             if outbox.size > MAX_WAITING:
                 await outbox.drained()
-            events, more = await _read(receive, decoder)
+            events = await reader.read()
+        reader.check()
         if not done and isinstance(decoder, Lines) and decoder.pending:
             _feed(session, [decoder.pending], waiting)
         session.end()
@@ -188,7 +191,7 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
         outbox.cancel()
         raise
     except Exception as error:
-        waiting.append(error_event(_told(error, record, parts)))
+        waiting.append(error_event(_told(error, record)))
     finally:
         record.completion_tokens = session.tokens
         parts.metrics.tokens["completion"] += session.tokens
@@ -206,9 +209,7 @@ def _feed(session: Session, events: list[bytes], out: list[bytes]) -> bool:
     return False
 
 
-def _told(error: Exception, record: Record, parts: Parts) -> RequestError | UpstreamError | None:
-    if isinstance(error, EventTooLarge):
-        error = RequestError("An event of the body is too large.", status=413)
+def _told(error: Exception, record: Record) -> RequestError | UpstreamError | None:
     if isinstance(error, RequestError | UpstreamError):
         record.code = error.status
         record.error = error.kind if isinstance(error, UpstreamError) else None
@@ -218,12 +219,31 @@ def _told(error: Exception, record: Record, parts: Parts) -> RequestError | Upst
     return None
 
 
-async def _read(receive: Receive, decoder: _Decoder) -> tuple[list[bytes], bool]:
-    """What one message of the body completes, and whether there are more."""
-    message = await receive()
-    if message["type"] != "http.request":
-        raise ClientLeft
-    return decoder.feed(message.get("body", b"")), message.get("more_body", False)
+class _Reader:
+    """Events of the body, message by message; ``more``: there may be further ones."""
+
+    def __init__(self, receive: Receive, decoder: _Decoder) -> None:
+        self._receive = receive
+        self._decoder = decoder
+        self._too_large = False
+        self.more = True
+
+    async def read(self) -> list[bytes]:
+        """What one message completes; raises ClientLeft."""
+        message = await self._receive()
+        if message["type"] != "http.request":
+            raise ClientLeft
+        self.more = message.get("more_body", False)
+        try:
+            return self._decoder.feed(message.get("body", b""))
+        except EventTooLarge as error:  # told behind what was completed before it
+            self._too_large, self.more = True, False
+            return error.events
+
+    def check(self) -> None:
+        """Raise what ended the reading before its time."""
+        if self._too_large:
+            raise RequestError("An event of the body is too large (--max-event-size).", status=413)
 
 
 class _Outbox:
