@@ -109,6 +109,9 @@ def load(settings: Settings) -> Parts:
         fallback=model,
         max_model_len=settings.max_model_len,
         on_length=lambda length: setattr(renderer, "max_model_len", length),
+        on_tokenizer=(lambda told: setattr(renderer, "engine_has_tokenizer", told))
+        if settings.engine_has_tokenizer == "auto"
+        else None,
     )
     limits, metrics = Limits(max_n=settings.max_n, max_prompts=settings.max_prompts), Metrics()
     return Parts(

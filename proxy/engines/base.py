@@ -66,6 +66,7 @@ class EngineStream(abc.ABC):
     """
 
     received_at: float = 0.0  # event loop time of the last network read
+    read_at: float = 0.0  # the same by perf_counter, for what is measured in microseconds
     ended: bool = False  # the engine has said all it had to say
 
     @abc.abstractmethod
@@ -112,6 +113,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     async def healthy(self) -> bool:
         """Whether the engine says that it is well; False also when it cannot be asked."""
+
+    async def has_tokenizer(self) -> bool | None:
+        """Whether the engine loaded a tokenizer, so that it can constrain its output; None: it does not tell."""
+        return None
 
     @abc.abstractmethod
     async def metrics(self) -> bytes:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 
 import aiohttp
@@ -138,6 +139,7 @@ class HTTPStream(EngineStream):
             finally:
                 self._waiting = False
             self.received_at = self._loop.time()
+            self.read_at = perf_counter()
             if not chunk:
                 self._finish()
                 break

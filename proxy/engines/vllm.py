@@ -183,6 +183,15 @@ class VLLMEngine(Engine):
             return False
         return True
 
+    async def has_tokenizer(self) -> bool | None:
+        """Rendering text is what an engine without a tokenizer refuses (400); it costs the others microseconds."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                response = await self.client.http.post("/v1/completions/render", json={"prompt": "a"})
+        except (httpx.HTTPError, aiohttp.ClientError, OSError):
+            return None
+        return {200: True, 400: False}.get(response.status_code)
+
     async def metrics(self) -> bytes:
         return await self._get("/metrics")
 

@@ -146,7 +146,7 @@ class Generation:
             return
         running = source.running
         now = self._now()
-        self.received_at = now
+        self.received_at = running.read_at if running is not None else 0.0
         tokens = 0
         for event in events:
             if event.usage is not None and event.usage.prompt_tokens_details is not None:

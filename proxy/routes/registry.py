@@ -31,12 +31,14 @@ class ModelRegistry:
         fallback: str,
         max_model_len: int | None,
         on_length: Callable[[int], None],
+        on_tokenizer: Callable[[bool], None] | None = None,
     ) -> None:
         self._engine = engine
         self._served = list(served)
         self._fallback = fallback  # the name where there is no engine to ask
         self._configured_length = max_model_len
         self._on_length = on_length
+        self._on_tokenizer = on_tokenizer  # None: need not be asked for (again)
         self._cards: list[ModelCard] = []
         self._asked_at = -1e9
         self._asking: asyncio.Task[None] | None = None
@@ -95,7 +97,13 @@ class ModelRegistry:
         if self._engine is None:
             return
         self._asked_at = time.monotonic()
-        self._cards = await self._engine.models()
+        cards = await self._engine.models()
+        if self._on_tokenizer is not None:
+            told = await self._engine.has_tokenizer()
+            if told is not None:
+                self._on_tokenizer(told)
+                self._on_tokenizer = None
+        self._cards = cards
         length = self.max_model_len
         if length is not None:
             self._on_length(length)

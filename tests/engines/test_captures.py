@@ -69,9 +69,8 @@ def read_capture(path: Path) -> Capture:
 
 
 SKIP_FORM = ("tok033_timed_recv", "tok033_stream_n1_raw_chunked")  # hold the framing of HTTP too; tested below
-CAPTURES = {
-    path.stem: read_capture(path) for path in sorted((DATA / "captures").glob("*.txt")) if path.stem not in SKIP_FORM
-}
+READ = (read_capture(path) for path in sorted((DATA / "captures").glob("*.txt")) if path.stem not in SKIP_FORM)
+CAPTURES = {capture.name: capture for capture in READ if not capture.path.startswith("/v1/chat")}  # not an engine's
 STREAMS = [name for name, capture in CAPTURES.items() if capture.streamed and capture.request]
 GENERATE = [name for name, c in CAPTURES.items() if c.path == "/inference/v1/generate" and c.request is not None]
 FULL = [name for name in GENERATE if not CAPTURES[name].streamed and CAPTURES[name].status == 200]
