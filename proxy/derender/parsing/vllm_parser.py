@@ -114,7 +114,10 @@ def format_of(reasoning: str | None, tools: str | None, checkpoint: Checkpoint |
         raise UnknownFormat("vllm:NAME needs the checkpoint's tokenizer")
     try:
         parser_class = ParserManager.get_parser(
-            tool_parser_name=tools, reasoning_parser_name=reasoning, enable_auto_tools=tools is not None
+            tool_parser_name=tools,
+            reasoning_parser_name=reasoning,
+            enable_auto_tools=tools is not None,
+            is_harmony="openai" in (tools, reasoning) or reasoning == "openai_gptoss",
         )
     except (TypeError, KeyError, ImportError) as error:
         raise UnknownFormat(f"vLLM: {error}") from error
