@@ -105,35 +105,35 @@ class TailFilter:
     __slots__ = ("_space",)
 
     def __init__(self) -> None:
-        self._space = ""
+        self._space: list[str] = []
 
     def apply(self, events: Iterable[Event]) -> list[Event]:
         out: list[Event] = []
         for event in events:
-            if event[0] == REASONING:
-                text = self._space + event[1] if self._space else event[1]
-                body = text.rstrip()
-                if len(body) == len(text):
-                    self._space = ""
-                    out.append(event if text is event[1] else (REASONING, text, ""))
-                    continue
-                self._space = text[len(body) :]
-                if body:
-                    out.append((REASONING, body, ""))
+            text = event[1]
+            if event[0] != REASONING:
+                self._space.clear()
+                out.append(event)
                 continue
-            self._space = ""
-            out.append(event)
+            body = text.rstrip()
+            if body:
+                if self._space:
+                    out.append((REASONING, "".join(self._space), ""))
+                    self._space.clear()
+                out.append(event if len(body) == len(text) else (REASONING, body, ""))
+            if len(body) < len(text):
+                self._space.append(text[len(body) :])
         return out
 
     def finish(self) -> list[Event]:
-        self._space = ""
+        self._space.clear()
         return []
 
     def save(self) -> Any:
-        return self._space
+        return "".join(self._space)
 
     def load(self, state: Any) -> None:
-        self._space = state
+        self._space = [state] if state else []
 
 
 class CompleteFilter:

@@ -41,6 +41,10 @@ RESCAN_LIMIT = 4096
 # A header that is longer is none.
 HEAD_LIMIT = 1024
 
+# Whitespace in front of a call or an answer is framing up to this length: longer, it is text. Models that fall into
+# a loop of newlines must not make held text grow.
+GAP_LIMIT = 1024
+
 _SPACE = " \t\r\n"
 
 _TEXT, _MARKER, _SPECIAL = 0, 1, 2
@@ -396,6 +400,9 @@ class Machine:
     def _gap(self, state: CompiledState, text: str) -> str:
         """Framing: whitespace is held; other text begins a trial, or goes on in ``otherwise``."""
         held = self._held + text
+        if len(held) > GAP_LIMIT and state.otherwise and not held[: GAP_LIMIT + 1].strip(_SPACE):
+            self._enter(state.otherwise)
+            return held
         if state.pattern is not None:
             match = state.pattern.search(held)
             if match is not None and not held[: match.start()].strip(_SPACE):

@@ -43,7 +43,8 @@ class InvokeReader:
         "_at",
         "_text",
         "_name",
-        "_held",
+        "_end",
+        "_space",
         "_line",
         "_fresh",
         "_string",
@@ -58,7 +59,8 @@ class InvokeReader:
         self._at = _NAME
         self._text = ""  # the name or key that is being read, with its quotes
         self._name = ""
-        self._held = ""  # of a value: whitespace that may be framing, or a closing tag that may be data
+        self._end = False  # a closing tag of the call stands inside a value
+        self._space: list[str] = []  # of a value: whitespace that may be framing, or stands behind that tag
         self._line = False  # the value so far ends a line
         self._fresh = False  # nothing of the value but whitespace was read
         self._string = False
@@ -90,7 +92,7 @@ class InvokeReader:
             types = parameter_types(calls.schema(self._name), name)
             self._string = is_verbatim(types)
             self._writer.key(name, types, calls)
-            self._at, self._held, self._line, self._fresh = _VALUE, "", False, True
+            self._at, self._line, self._fresh = _VALUE, False, True
         elif not name or len(name.split()) > 1 or not calls.begin(name):
             self.failed = True
         else:
@@ -98,21 +100,25 @@ class InvokeReader:
             self._at = _BETWEEN
 
     def _data(self, text: str, calls: Calls) -> None:
-        if self._held:
-            text, self._held = self._held + text, ""
-            if self._tags.call_end in text and not text.partition(self._tags.call_end)[2].strip():
-                self._held = text
+        if self._end:
+            if text.isspace():
+                self._space.append(text)
                 return
+            self._flush(calls)
+        space = ""
         if self._strip:
             if self._fresh:
                 text = text.lstrip()
             body = text.rstrip()
-            self._held = text[len(body) :]
-            text = body
+            space, text = text[len(body) :], body
         if text:
+            if self._space:
+                self._flush(calls)
             self._fresh = False
             self._line = text[-1] == "\n"
             self._writer.data(text, calls)
+        if space:
+            self._space.append(space)
 
     def marker(self, marker: str, calls: Calls) -> bool:
         tags = self._tags
@@ -133,31 +139,37 @@ class InvokeReader:
 
     def _in_value(self, marker: str, calls: Calls) -> bool:
         tags = self._tags
-        closing = tags.call_end in self._held
         if marker == tags.value_end:
-            self._flush(calls, self._held if closing else "")
+            if self._end:
+                self._flush(calls)
             self._close(calls)
-        elif closing and (marker == tags.call or marker in tags.over):
+        elif self._end and (marker == tags.call or marker in tags.over):
             self._close(calls)
             self._over(calls, True)
             return False
-        elif marker == tags.call_end and not closing:
-            self._held += marker
-        elif marker == tags.key and (self._line or "\n" in self._held or not self._string):
+        elif marker == tags.call_end and not self._end:
+            self._flush(calls)
+            self._end = True
+        elif marker == tags.key and (self._line or any("\n" in space for space in self._space) or not self._string):
             self._close(calls)
             self._at = _KEY
         else:
-            self._flush(calls, self._held + marker)
+            self._flush(calls)
+            self._fresh = self._line = False
+            self._writer.data(marker, calls)
         return True
 
-    def _flush(self, calls: Calls, text: str) -> None:
-        self._held = ""
+    def _flush(self, calls: Calls) -> None:
+        """What was held is data."""
+        text = (self._tags.call_end if self._end else "") + "".join(self._space)
+        self._end, self._space = False, []
         if text:
-            self._fresh = self._line = False
+            self._fresh = False
+            self._line = text[-1] == "\n"
             self._writer.data(text, calls)
 
     def _close(self, calls: Calls) -> None:
-        self._held = ""
+        self._end, self._space = False, []
         self._writer.close(calls)
         self._at = _BETWEEN
 
@@ -175,16 +187,16 @@ class InvokeReader:
         if not self._name:
             self.failed = True
             return
-        closed = self._tags.call_end in self._held
+        closed = self._end
         if closed:
             self._close(calls)
         self._over(calls, closed)
 
     def save(self) -> Any:
-        return [
-            self._at, self._text, self._name, self._held, self._line, self._fresh, self._string, self._writer.save()
-        ]  # fmt: skip
+        value = ["".join(self._space), self._line, self._fresh, self._string, self._writer.save()]
+        return [self._at, self._text, self._name, self._end, *value]
 
     def load(self, state: Any) -> None:
-        self._at, self._text, self._name, self._held, self._line, self._fresh, self._string, writer = state
+        self._at, self._text, self._name, self._end, space, self._line, self._fresh, self._string, writer = state
+        self._space = [space] if space else []
         self._writer.load(writer)

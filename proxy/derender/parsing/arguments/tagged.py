@@ -38,17 +38,17 @@ class Tags:
 
 
 class TaggedReader:
-    """Reads one call behind its opening marker. ``strip``: whitespace around values is framing."""
+    """Reads one call behind its opening marker."""
 
-    __slots__ = ("_tags", "_strip", "_at", "_text", "_name", "_end", "_writer", "done", "failed")
+    __slots__ = ("_tags", "_at", "_text", "_name", "_end", "_space", "_writer", "done", "failed")
 
-    def __init__(self, tags: Tags, strip: bool = False) -> None:
+    def __init__(self, tags: Tags) -> None:
         self._tags = tags
-        self._strip = strip
         self._at = _NAME
         self._text = ""  # the name or the key that is being read
         self._name = ""
-        self._end = ""  # a closing marker of the call inside a value, and whitespace behind it
+        self._end = False  # a closing marker of the call stands inside a value
+        self._space: list[str] = []  # and whitespace behind it
         self._writer = ObjectWriter()
         self.done = False
         self.failed = False
@@ -56,12 +56,10 @@ class TaggedReader:
     def text(self, text: str, calls: Calls) -> int:
         if self._at == _VALUE:
             if self._end:
-                self._end += text
                 if text.isspace():
+                    self._space.append(text)
                     return len(text)
-                text, self._end = self._end, ""
-                self._writer.data(text, calls)
-                return len(text)
+                self._flush(calls)
             self._writer.data(text, calls)
         elif self._at == _NAME:
             self._text += text
@@ -80,7 +78,7 @@ class TaggedReader:
                 self._writer.close(calls)
                 self._at = _BETWEEN
             elif marker == tags.end and not self._end:
-                self._end = marker
+                self._end = True
             else:
                 self._flush(calls)
                 self._writer.data(marker, calls)
@@ -121,8 +119,8 @@ class TaggedReader:
 
     def _flush(self, calls: Calls) -> None:
         if self._end:
-            self._writer.data(self._end, calls)
-            self._end = ""
+            self._writer.data(self._tags.end + "".join(self._space), calls)
+            self._end, self._space = False, []
 
     def _over(self, calls: Calls, closed: bool) -> None:
         self.done = True
@@ -132,15 +130,15 @@ class TaggedReader:
         if not self._name:
             self.failed = True
             return
-        closed = bool(self._end)
+        closed = self._end
         if closed:
-            self._end = ""
             self._writer.close(calls)
         self._over(calls, closed)
 
     def save(self) -> Any:
-        return [self._at, self._text, self._name, self._end, self._writer.save()]
+        return [self._at, self._text, self._name, self._end, "".join(self._space), self._writer.save()]
 
     def load(self, state: Any) -> None:
-        self._at, self._text, self._name, self._end, writer = state
+        self._at, self._text, self._name, self._end, space, writer = state
+        self._space = [space] if space else []
         self._writer.load(writer)
