@@ -18,12 +18,16 @@ from proxy.protocol.generate import GenerateEvent
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of the engine's ``/v1/models``: a base model, or a LoRA adapter whose ``parent`` is one."""
+    """One entry of the engine's ``/v1/models``: a base model, or a LoRA adapter whose ``parent`` is one.
+
+    ``owned_by`` is the name of the server's make.
+    """
 
     id: str
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+    owned_by: str | None = None
 
 
 @dataclass(slots=True)
@@ -85,7 +89,12 @@ class EngineStream(abc.ABC):
 
 
 class Engine(abc.ABC):
-    """A client of one engine; one per process, shared by all requests."""
+    """A client of one engine; one per process, shared by all requests.
+
+    ``dialect``: vllm, sglang or completions; empty while it is not known, or where there are several.
+    """
+
+    dialect: str = ""
 
     @abc.abstractmethod
     async def start(self) -> None:
