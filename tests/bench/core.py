@@ -147,7 +147,9 @@ def measure(case: Case, lengths: Sequence[int] = (2048, 32768)) -> list[float]:
 def main() -> None:
     gc.freeze()
     print(f"{'format':24} {'region':10} {'2k':>7} {'32k':>7} {'32k/2k':>7}   us per token, one token per chunk")
-    for case in CASES:
+    from tests.bench.more import CASES as more
+
+    for case in (*CASES, *more):
         short, long = measure(case)
         print(f"{case.family:24} {case.region:10} {short:7.2f} {long:7.2f} {long / short:7.2f}")
 
