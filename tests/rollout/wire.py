@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from tests.servers import Sidecar
+
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Header = tuple[bytes, bytes]
 
@@ -168,3 +170,15 @@ async def upstream(handler: Handler) -> AsyncIterator[Upstream]:
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def sidecar_for(url: str, **flags: object) -> AsyncIterator[Sidecar]:
+    """A sidecar before an engine that runs in this event loop, which starting one must not block."""
+    sidecar = Sidecar(engine_url=url, ready=False, **flags)
+    sidecar.start()
+    try:
+        await until(lambda: sidecar.parts.models.known)
+        yield sidecar
+    finally:
+        await asyncio.to_thread(sidecar.stop)
