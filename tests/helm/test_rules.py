@@ -152,7 +152,7 @@ POD = 'namespace="models",job="derender",pod="a"'
 
 
 def counter(name, labels, per_minute, start=0):
-    return {"series": f"{name}{{{POD}{',' if labels else ''}{labels}}}", "values": f"{start}+{per_minute}x120"}
+    return {"series": f"{name}{{{POD}{',' if labels else ''}{labels}}}", "values": f"{start}+{per_minute}x90"}
 
 
 def histogram(name, fast, slow, bound):
@@ -265,7 +265,7 @@ def test_alerts_fire_when_they_should_and_not_before(rules):
                     "promql_expr_test": [
                         {
                             "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
-                            "eval_time": "110m",
+                            "eval_time": "80m",
                             "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1}] if firing else [],
                         }
                     ],
@@ -292,7 +292,7 @@ def test_what_an_alert_says(rules):
                         "alert_rule_test": [
                             {
                                 "alertname": "DerenderErrorsHigh",
-                                "eval_time": "110m",
+                                "eval_time": "80m",
                                 "exp_alerts": [
                                     {
                                         "exp_labels": {
