@@ -1,4 +1,5 @@
-"""Writes what is derived from the settings model: config/default.yaml and the table of flags in README.md.
+"""Writes what is derived from the settings model: config/default.yaml, the table of flags in README.md, and the schema
+of the chart's values.
 
     python config/reference.py          show whether they agree
     python config/reference.py --write  make them agree
@@ -15,6 +16,7 @@ from proxy.cli import metavar_of
 from proxy.config import Settings, choices_of, flag_of, is_list, knob_of
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 BEGIN, END = "<!-- flags -->\n", "<!-- /flags -->\n"
 
 
@@ -60,10 +62,13 @@ def with_table(readme: str) -> str:
 
 
 def expected() -> dict[Path, str]:
+    from scripts import chart
+
     readme = ROOT / "README.md"
     return {
         ROOT / "config" / "default.yaml": default_yaml(),
         readme: with_table(readme.read_text(encoding="utf-8")),
+        **chart.expected(),
     }
 
 
