@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 
-from cachetools import TTLCache
+from cachetools import Cache, TTLCache
 
 from proxy.derender import state
 from proxy.derender.live import Live
@@ -115,9 +115,10 @@ class LiveCache:
         if not self._max_entries or live.size > entries.maxsize:
             self._gone(live, "bytes" if self._max_entries else "entries")
             return
-        while len(entries) >= self._max_entries:
+        if Cache.__len__(entries) >= self._max_entries:  # the cheap way to ask, which counts the expired too
             entries.reason = "entries"
-            entries.popitem()
+            while len(entries) >= self._max_entries:
+                entries.popitem()
             entries.reason = "bytes"
         entries[live.binding + live.digest_text] = live
         self._newest[live.binding] = live
