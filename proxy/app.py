@@ -20,7 +20,8 @@ from proxy.config import ConfigError, Settings
 from proxy.derender.derenderer import Derenderer, UnknownFormat
 from proxy.derender.vocabulary import Vocabulary
 from proxy.engines.base import Engine
-from proxy.engines.vllm import VLLMEngine, VLLMOptions
+from proxy.engines.clients import engine_for
+from proxy.engines.http import EngineOptions
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
@@ -92,17 +93,7 @@ def load(settings: Settings) -> Parts:
         names = {"reasoning_parser": choice.reasoning or "none", "tool_call_parser": choice.tools or "none"}
         settings = settings.model_copy(update=names)
         renderer.reasoning_parser, renderer.tool_call_parser = choice.reasoning, choice.tools
-    engine: Engine | None = None
-    if settings.engine_base_url is not None:
-        options = VLLMOptions(
-            url=settings.engine_base_url,
-            api_key=settings.engine_api_key,
-            connect_timeout=settings.connect_timeout,
-            first_token_timeout=settings.first_token_timeout,
-            idle_timeout=settings.idle_timeout,
-            max_event_bytes=settings.max_event_size,
-        )
-        engine = VLLMEngine(options)
+    engine = _engine(settings)
     registry = ModelRegistry(
         engine,
         settings.served_model_name,
@@ -126,6 +117,21 @@ def load(settings: Settings) -> Parts:
         rollout=_rollout(settings, limits, renderer, derenderer, metrics),
         parsers_why=choice.explanation,
     )
+
+
+def _engine(settings: Settings) -> Engine | None:
+    def options(url: str) -> EngineOptions:
+        return EngineOptions(
+            url=url,
+            api_key=settings.engine_api_key,
+            connect_timeout=settings.connect_timeout,
+            first_token_timeout=settings.first_token_timeout,
+            idle_timeout=settings.idle_timeout,
+            max_event_bytes=settings.max_event_size,
+            max_model_len=settings.max_model_len,
+        )
+
+    return engine_for(settings.engine, [options(url) for url in settings.engine_urls])
 
 
 def _rollout(

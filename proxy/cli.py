@@ -67,6 +67,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
         elif field.annotation is bool:
             parser.add_argument(flag_of(name), action=argparse.BooleanOptionalAction, help=text)
+        elif knob.repeat:
+            parser.add_argument(flag_of(name), action="append", metavar=knob.metavar or "VALUE", help=text)
         elif is_list(field):
             parser.add_argument(flag_of(name), nargs="+", metavar=knob.metavar or "VALUE", help=text)
         else:
@@ -183,11 +185,12 @@ async def _check_engine(parts: Parts) -> list[str]:
     if engine is None:
         print("engine           none")
         return []
-    print(f"engine           {settings.engine_url}")
+    print(f"engine           {', '.join(settings.engine_urls)}")
     faults = []
     await engine.start()
     try:
         await parts.models.refresh()
+        print(f"engine dialect   {engine.dialect or 'mixed'}")
         bases = [card for card in await engine.models() if card.parent is None]
         print(f"engine models    {', '.join(card.id for card in bases)}")
         length = bases[0].max_model_len if bases else None

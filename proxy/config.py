@@ -49,6 +49,7 @@ class Knob:
     secret: bool = False
     later: bool = False  # accepted and checked, but any value other than the default is refused for now
     table: bool = True  # shown in the README
+    repeat: bool = False  # the flag may be given several times; its values are joined with commas
 
 
 def _items(value: object) -> object:
@@ -59,6 +60,10 @@ def _items(value: object) -> object:
             return json.loads(text)
         return [item.strip() for item in text.split(",") if item.strip()]
     return value
+
+
+def _joined(value: object) -> object:
+    return ",".join(str(item) for item in value) if isinstance(value, list) else value
 
 
 def _object(value: object) -> object:
@@ -84,12 +89,15 @@ class Settings(BaseSettings):
     host: str = Field("0.0.0.0", description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and logs it.")
 
-    engine_url: Annotated[str, Knob("URL|none")] = Field(
+    engine_url: Annotated[str, BeforeValidator(_joined), Knob("URL|none", repeat=True)] = Field(
         "http://127.0.0.1:8200",
-        description="The token-only engine; `none` is the render tier alone (needs --max-model-len).",
+        description="The engine, or several, given repeatedly or with commas: each request goes to the least loaded. "
+        "`none` is the render tier alone (needs --max-model-len).",
     )
-    engine: Literal["vllm", "sglang", "completions"] = Field(
-        "vllm", description="Dialect of the engine; this version speaks vllm."
+    engine: Literal["auto", "vllm", "sglang", "completions"] = Field(
+        "vllm",
+        description="What the engine speaks: vLLM's generate, SGLang's generate, or completions with token ids (vLLM, "
+        "SGLang, TensorRT-LLM); `auto` asks it.",
     )
     engine_api_key: Annotated[str | None, Knob("KEY", secret=True)] = Field(
         None, description="Sent to the engine as a Bearer token."
@@ -226,9 +234,16 @@ class Settings(BaseSettings):
         return InitSettingsSource(settings_cls, flags), env, InitSettingsSource(settings_cls, file)
 
     @property
+    def engine_urls(self) -> list[str]:
+        """The engines' URLs without trailing slashes; none for the tier without an engine."""
+        if self.engine_url == "none":
+            return []
+        return list(dict.fromkeys(url.strip().rstrip("/") for url in self.engine_url.split(",") if url.strip()))
+
+    @property
     def engine_base_url(self) -> str | None:
-        """The engine's URL without a trailing slash; None for the tier without an engine."""
-        return None if self.engine_url == "none" else self.engine_url.rstrip("/")
+        """The first of them."""
+        return next(iter(self.engine_urls), None)
 
     @property
     def plan(self) -> Plan:
@@ -377,12 +392,14 @@ def _check(settings: Settings) -> None:
     for name, field in Settings.model_fields.items():
         if knob_of(field).later and getattr(settings, name) != field.default:
             faults.append(f"{flag_of(name)}: this version does not carry it out yet; leave it at its default")
-    if settings.engine != "vllm":
-        faults.append(f"--engine: {settings.engine} is not spoken by this version; vllm is")
-    for name in ("engine_url", "render_url"):
-        url = getattr(settings, name)
-        if url not in (None, "none") and not str(url).startswith(("http://", "https://")):
+    named = [("engine_url", url) for url in settings.engine_urls]
+    if settings.render_url not in (None, "none"):
+        named.append(("render_url", str(settings.render_url)))
+    for name, url in named:
+        if not url.startswith(("http://", "https://")):
             faults.append(f"{flag_of(name)}: {url} is not an http:// or https:// URL")
+    if settings.engine_url != "none" and not settings.engine_urls:
+        faults.append("--engine-url: an empty value")
     if settings.engine_url == "none" and settings.max_model_len is None:
         faults.append("--max-model-len: required with --engine-url none, since there is no engine to ask")
     if settings.state_key is not None and settings.state_key_file is not None:

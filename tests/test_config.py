@@ -75,7 +75,9 @@ def test_lists_and_objects_in_every_source(tmp_path, monkeypatch):
         ({"model": "m", "default_chat_template_kwargs": "{"}, "--default-chat-template-kwargs: not valid JSON"),
         ({"model": "m", "engine_url": "engine:8200"}, "--engine-url: engine:8200 is not an http"),
         ({"model": "m", "engine_url": "none"}, "--max-model-len: required"),
-        ({"model": "m", "engine": "sglang"}, "--engine: sglang is not spoken"),
+        ({"model": "m", "engine": "trtllm"}, "--engine: "),
+        ({"model": "m", "engine_url": "http://a,b:1"}, "--engine-url: b:1 is not an http"),
+        ({"model": "m", "engine_url": " , "}, "--engine-url: an empty value"),
         ({"model": "m", "api_key": [" "]}, "--api-key: an empty value"),
         ({"model": "m", "request_id_header": "a b"}, "--request-id-header: "),
         ({"model": "m", "config": "/does/not/exist.yaml"}, "--config: cannot read"),
@@ -88,6 +90,14 @@ def test_a_bad_value_names_its_flag(flags, start):
 def test_a_bad_environment_value_names_flag_and_variable(monkeypatch):
     monkeypatch.setenv("DERENDER_MAX_N", "many")
     assert faults({"model": "m"})[0].startswith("--max-n (DERENDER_MAX_N): ")
+
+
+@pytest.mark.parametrize(
+    "given", ["http://a:1/, http://b:2", ["http://a:1", "http://b:2/"], ["http://a:1,http://b:2", "http://a:1"]]
+)
+def test_engines_may_be_several(given):
+    settings = load({"model": "m", "engine_url": given})
+    assert (settings.engine_urls, settings.engine_base_url) == (["http://a:1", "http://b:2"], "http://a:1")
 
 
 def test_several_faults_are_told_at_once():

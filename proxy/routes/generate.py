@@ -14,7 +14,6 @@ from proxy.derender.message import MessageBuilder
 from proxy.derender.settings import ChatSettings
 from proxy.derender.stream import ChatStream
 from proxy.engines.base import GenerateRequest
-from proxy.engines.vllm import VLLMEngine
 from proxy.errors import RequestError
 from proxy.protocol.generate_request import GenerateBody, ParseContext, Under, parse_generate
 from proxy.protocol.openai import parse_chat
@@ -44,7 +43,7 @@ async def generate(request: Request) -> Response:
     with Under("sampling_params"):
         (rendered,) = await parts.renderer.completion(asked.sampling)
     engine = call.engine
-    if asked.output_mode == "tokens" and isinstance(engine, VLLMEngine) and parts.rollout.relay is not None:
+    if asked.output_mode == "tokens" and engine.dialect == "vllm" and parts.rollout.relay is not None:
         record.mode = "passthrough"
         return _Relayed(call, asked, engine_model)
     if asked.output_mode == "tokens" and asked.sampling.logprobs is not None:
