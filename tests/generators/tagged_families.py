@@ -66,13 +66,16 @@ def _hunyuan(separator: str, suffix: str = "") -> tuple[tuple[str, ...], Tagged]
     words_ = ("think", "tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
     markers = tuple(str(tag(mark + word)) for word in words_ for mark in ("", "/"))
 
+    line = ("\n",) if separator else ()
+
     def one(name: str, given: dict[str, Any], number: int, rng: random.Random) -> list[str]:
-        out = ["\n", tag("tool_call"), name, *((tag(separator),) if separator else ()), "\n"]
+        out = [*line, tag("tool_call"), name, *((tag(separator),) if separator else ()), *line]
         for key, item in given.items():
-            out += [tag("arg_key"), key, tag("/arg_key"), "\n", tag("arg_value"), raw(item), tag("/arg_value"), "\n"]
+            out += [tag("arg_key"), key, tag("/arg_key"), *line]
+            out += [tag("arg_value"), raw(item), tag("/arg_value"), *line]
         return [*out, tag("/tool_call")]
 
-    return markers, Tagged(one, ((tag("tool_calls"),), ("\n", tag("/tool_calls"))))
+    return markers, Tagged(one, ((tag("tool_calls"),), (*line, tag("/tool_calls"))))
 
 
 # -- Kimi --------------------------------------------------------------------------------------------------
@@ -256,7 +259,8 @@ class Olmo(JsonFamily):
 _THINK = ("<think>", "</think>")
 _HERMES = ("<tool_call>", "</tool_call>", *_THINK)
 _HY3, _hy3 = _hunyuan("tool_sep")
-_HY4, _hy4 = _hunyuan("", ":6124c78e")
+_HY4, _hy4 = _hunyuan("")
+_SUFFIXED, _suffixed = _hunyuan("", ":6124c78e")
 
 
 def _family(name: str, markers: Sequence[str], write: Any, reasoning: str | None = None, **more: Any) -> JsonFamily:
@@ -298,7 +302,8 @@ GENERATORS = (
         "nemotron_v3", "nemotron_v3", "qwen3_coder", _HERMES, (), _qwen_xml("<tool_call>", "</tool_call>"), think=_THINK
     ),
     _family("hy_v3", _HY3, _hy3, "hy_v3", think=_THINK),
-    _family("hy_v4", _HY4, _hy4, "hy_v4", think=("<think:6124c78e>", "</think:6124c78e>")),
+    _family("hy_v4", _HY4, _hy4, "hy_v4", think=_THINK),
+    _family("hy_v4", _SUFFIXED, _suffixed, "hy_v4", think=("<think:6124c78e>", "</think:6124c78e>")),
     _family(
         "hunyuan_a13b", (), _between(["<tool_calls>"], ["</tool_calls>"], _one_list), "hunyuan_a13b",
         think=("<think>\n", "\n</think>\n"), answer=("<answer>\n", "\n</answer>"),

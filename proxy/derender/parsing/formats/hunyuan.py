@@ -20,8 +20,8 @@ HY 3 and 4 think between ``<think>`` and ``</think>`` (the prompt opens it) and 
     </tool_call>
     </tool_calls>
 
-HY 4 without ``<tool_sep>``. Checkpoints put a suffix into all of these names, such as ``<think:6124c78e>``: it is
-read from the vocabulary. Strings are raw, the tool's schema says what is none.
+HY 4 without ``<tool_sep>`` and newlines. Checkpoints put a suffix into all of these names, such as
+``<think:6124c78e>``: it is read from the vocabulary. Strings are raw, the tool's schema says what is none.
 """
 
 from __future__ import annotations
