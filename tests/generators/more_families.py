@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.generators.base import Call, Marker, Tool, Written, calls, words
 from tests.generators.json_families import JsonFamily
-from tests.generators.tagged_families import _GLM, _THINK, Olmo, Tagged, _family, _glm, pieces, raw
+from tests.generators.tagged_families import _GLM, _THINK, Olmo, Tagged, _each, _family, _glm, pieces, raw
 
 _GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
 _LFM = ("<|tool_call_start|>", "<|tool_call_end|>")
@@ -63,9 +63,14 @@ _MUSE = ("<|start|>", "<|message|>", "<|eom|>", "<|eot|>")
 
 
 class Muse:
-    family = "muse"
-    reasoning_parser = tool_parser = "muse"
+    """``thinks`` and ``answers``: how messages of either kind are addressed."""
+
     markers = special = _MUSE
+
+    def __init__(self, name: str, thinks: tuple[str, ...], answers: tuple[str, ...]) -> None:
+        self.family = name
+        self.reasoning_parser = self.tool_parser = name
+        self._thinks, self._answers = thinks, answers
 
     def write(self, rng: random.Random, tools: Sequence[Tool]) -> Written:
         start, message, more, over = map(Marker, _MUSE)
@@ -73,10 +78,10 @@ class Muse:
         messages: list[list[str]] = []
         if rng.random() < 0.7:
             reasoning = words(rng)
-            messages.append([rng.choice((" to=self", "")), message, reasoning])
+            messages.append([rng.choice(self._thinks), message, reasoning])
         if not made or rng.random() < 0.5:
             content = words(rng)
-            messages.append([rng.choice((" to=user", " to=commentary")), message, content])
+            messages.append([rng.choice(self._answers), message, content])
         for name, given in made:
             call = _invoked("invoke name", "parameter name", "atem:")(name, given, 0, rng)
             body = ["<atem:function_calls>", *call, "\n</atem:function_calls>"]
@@ -105,5 +110,7 @@ GENERATORS = (
     ),
     _family("minicpm5", (), Tagged(_invoked("function name", "param name"))),
     JsonFamily("mimo", "mimo", "mimo", _CALL, (), Tagged(_mimo), think=_THINK),
-    Muse(),
+    JsonFamily("holo2", "holo2", "hermes", _CALL, (), _each("<tool_call>", "</tool_call>", "\n"), think=_THINK),
+    Muse("muse", (" to=self", ""), (" to=user", " to=commentary")),
+    Muse("muse_glimmer", (" to=self",), (" to=user", "")),
 )  # fmt: skip
