@@ -296,13 +296,14 @@ def rules() -> str:
 
 SIDECAR = """\
 # Made by `make chart` from the chart's sidecar; `helm template derender-proxy helm --set shape=existing` makes the
-# ConfigMap that it mounts. Change the image, the model and the names of the containers to yours.
+# ConfigMap that it mounts. Change the image, the model and the names of the containers to yours. Keys are taken from the
+# Secret derender-proxy (api-key, engine-api-key, state-key, hf-token), if there is one.
 """
 
 
 def _pod() -> dict[str, Any]:
     """The pod of shape `sidecar`, with the names that the examples use."""
-    objects = render("--set", "model=Qwen/Qwen3-8B")
+    objects = render("--set", "model=Qwen/Qwen3-8B,secret.existing=derender-proxy")
     (deployment,) = (document for document in objects if document["kind"] == "Deployment")
     template: dict[str, Any] = deployment["spec"]["template"]
     return template
