@@ -44,6 +44,8 @@ bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay
 
 fuzz: $(STAMPS)/test ## 100,000 marker-rich outputs per family, random cuts, saved and restored at each (minutes per family)
 	$(BIN)/python -m tests.fuzz $(ARGS)
+	SCHEDULES=100 FUZZ_STATES=200000 $(BIN)/python -m pytest -q --timeout 0 tests/derender_http/test_schedules.py \
+		tests/derender_http/test_fuzz.py
 
 # Fetched once.
 TOOLS := .cache/tools

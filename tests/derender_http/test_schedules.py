@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from tests.derender_http.replicas import CHAT, COMPLETIONS, Replica, split, stre
 from tests.generators.base import Generator, Marker, generators, tools, toy
 from tests.generators.check import KINDS, derenderer, write
 
+EXAMPLES = int(os.environ.get("SCHEDULES", "4"))  # for each format; `make fuzz` takes more
 EVENTS = ("hit", "hit", "hit", "expiry", "eviction", "replica", "repeat", "repeat elsewhere", "interleaved", "restart",
           "respelled")  # fmt: skip
 EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.family} {g.reasoning_parser}")
@@ -151,7 +153,7 @@ def draw(generator: Generator, rng: random.Random, chat: bool = True) -> tuple[S
 
 
 @EACH
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 2**48))
 def test_parsed(generator: Generator, seed: int) -> None:
     rng = random.Random(seed)
@@ -163,7 +165,7 @@ PIECES = ["Hello", " world", "é", "😀", "鰻", "\n", "end.", "<b>", "\ufffd",
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=10 * EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 2**48))
 def test_plain(path: str, seed: int) -> None:
     """Without parsers, where the state is vLLM's decode window; characters are cut at any byte."""
