@@ -144,6 +144,8 @@ def is_streamed(body: bytes) -> bool:
 def parse_stream(body: bytes) -> StreamCall:
     """The body of a streaming call, and of no other: ask ``is_streamed`` if ``stream`` is not set."""
     call: StreamCall = _typed(_decode_stream, body)
+    if call.prompt_tokens is not None and call.prompt_tokens < 0:
+        raise RequestError("`prompt_tokens` must not be negative.", param="prompt_tokens")
     return call
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from proxy.derender.deltas import Delta, LogprobEntry
 from proxy.derender.live import Live, Step, merged
 from proxy.derender.logprobs import LogprobFormatter
 from proxy.derender.state import parse_state
+from proxy.engines.events import decode_event
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe.logs import Record
 from proxy.protocol import derender as wire
@@ -104,7 +106,7 @@ class DerenderEndpoint:
     async def step(self, parts: Parts, call: StreamCall) -> bytes:
         """The answer to one chunk."""
         chat, tier = self.chat, parts.tier
-        chunk = wire.parse_chunk(call.generate_chunk)
+        chunk = _chunk(call.generate_chunk)
         asked = tier.asked_chat(call.chat_request) if chat else tier.asked_completion(call.completion_request)
         model, _ = await parts.models.resolve(call.model)
         prompt = bytes(call.prompt_token_ids)
@@ -292,6 +294,20 @@ class DerenderEndpoint:
             else shape.full(_NO_DELTA, None, rest)
         )
         return told + parse_state(state).written() + b"}"
+
+
+def _chunk(raw: msgspec.Raw) -> GenerateChunk:
+    """``generate_chunk``; its logprobs may have the shape of servers before vLLM 0.30."""
+    try:
+        return wire.parse_chunk(raw)
+    except RequestError as error:
+        if ".logprobs" not in (error.param or ""):
+            raise
+        try:
+            event = decode_event(bytes(raw))
+        except UpstreamError:
+            raise error from None
+        return wire.parse_chunk(wire.dumps(event))
 
 
 def _answered(live: Live) -> bytes:

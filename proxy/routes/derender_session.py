@@ -180,7 +180,7 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
             if done or not reader.more:
                 break
             if outbox.size > MAX_WAITING:
-                await outbox.drained()
+                await outbox.drained(parts.settings.client_stall_timeout)
             events = await reader.read()
         reader.check()
         if not done and isinstance(decoder, Lines) and decoder.pending:
@@ -196,7 +196,7 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
         record.completion_tokens = session.tokens
         parts.metrics.tokens["completion"] += session.tokens
     await outbox.put(b"".join(waiting))
-    await outbox.drained()
+    await outbox.drained(parts.settings.client_stall_timeout)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -278,10 +278,19 @@ class _Outbox:
         finally:
             self._task = None
 
-    async def drained(self) -> None:
-        """Wait until all has been sent."""
+    async def drained(self, patience: float) -> None:
+        """Wait until all has been sent; raises ClientLeft where the client takes nothing for ``patience`` seconds."""
         while self._task is not None:
-            await asyncio.wait((self._task,))
+            before = self._left()
+            done, _ = await asyncio.wait((self._task,), timeout=patience)
+            if not done and self._left() == before:
+                self.cancel()
+                if self._transport is not None:
+                    self._transport.abort()
+                raise ClientLeft
+
+    def _left(self) -> tuple[int, int]:
+        return self.size, 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def cancel(self) -> None:
         """The client has gone: what waits for it is of no use."""

@@ -154,6 +154,21 @@ async def test_as_many_logprobs_as_tokens(entries: int, field: str | None) -> No
     )
 
 
+async def test_logprobs_of_older_servers() -> None:
+    """``token: "token_id:N"`` in place of ``token_id``."""
+    older = {
+        "content": [
+            {"token": "token_id:97", "logprob": -0.5, "top_logprobs": [{"token": "token_id:65", "logprob": -2}]}
+        ]
+    }
+    status, answer = await Replica(PLAIN).post(COMPLETIONS, stream_body([0x61], None, logprobs=older))
+    assert status == 200
+    assert json.loads(answer)["chunk"]["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.5, "A": -2.0}]
+    nonsense = {"content": [{"a": 1}]}
+    status, answer = await Replica(PLAIN).post(COMPLETIONS, stream_body([0x61], None, logprobs=nonsense))
+    assert status == 400 and json.loads(answer)["error"]["param"].startswith("generate_chunk.choices[0].logprobs")
+
+
 # -- carried states ---------------------------------------------------------------------------------------------------
 
 
