@@ -13,6 +13,7 @@ from typing import Any
 
 from proxy.derender.derenderer import Derenderer
 from proxy.derender.message import MessageBuilder
+from proxy.derender.settings import ChatSettings
 from proxy.derender.stream import ChatStream
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe import logs
@@ -30,9 +31,6 @@ SLICE_SECONDS = 0.001  # of derendering before others get their turn
 SLICE_IDS = 64  # of an answer that came in one piece
 MAX_SAMPLE_IDS = 4096
 PROMPT_TAIL = 64  # ids of the prompt in a sample: whether reasoning is open is decided by its end
-
-# What ends a request may tell as "tool_calls" where the engine itself ended with "stop".
-_ENGINE_FINISH = {"tool_calls": "stop"}
 
 
 @dataclass
@@ -163,13 +161,21 @@ class Shadow:
             ours.lengths["reasoning"].append(reasoning)
             ours.lengths["content"].append(content)
             await pause()
-        finish = told.finish_reason or ""
-        for delta in stream.feed([], _ENGINE_FINISH.get(finish, finish), told.stop_reason):
+        for delta in stream.feed([], self._engine_finish(told, rendered.settings), told.stop_reason):
             builder.add(delta)
         calls = [Call(call["name"], call["arguments"]) for call in builder.tool_calls]
         ours.answer = Answer(builder.reasoning or "", builder.content or "", calls, builder.finish_reason)
         ours.completion_tokens, ours.reasoning_tokens = stream.completion_tokens, stream.reasoning_tokens
         return ours
+
+    def _engine_finish(self, told: Told, settings: ChatSettings) -> str:
+        """How the engine itself must have ended: by its last id where that ends answers, else as it told."""
+        last = told.chunks[-1][-1] if told.chunks else None
+        ends = () if settings.ignore_eos else self._derenderer.eos_token_ids
+        if last in ends or last in settings.stop_token_ids:
+            return "stop"
+        finish = told.finish_reason or ""
+        return "stop" if finish == "tool_calls" else finish
 
     def _shown(self, told: Told, index: int, difference: Difference, token: int | None) -> dict[str, Any]:
         ids = [token_id for chunk in told.chunks for token_id in chunk]
