@@ -21,7 +21,7 @@ from proxy.derender.parsing.registry import (
     UnknownFormat,
     compose,
 )
-from proxy.derender.profiles import CompleteFilter, Filter, TailFilter, TrimFilter
+from proxy.derender.profiles import CompleteFilter, Filter, InlineFilter, TailFilter, TrimFilter
 from proxy.derender.settings import ChatSettings
 from proxy.derender.stream import ChatStream
 from proxy.derender.tool_ids import ToolCallIds, digest_ids
@@ -212,6 +212,8 @@ class Derenderer:
                 filters.append(TrimFilter(reasoning.reasoning, content.content))
         elif self._reasoning is not None and self._reasoning.drops_tail:
             filters.append(TailFilter())
+        if self._reasoning is not None and self._reasoning.inline:
+            filters.append(InlineFilter(self._reasoning.start, self._reasoning.end))
         return filters
 
     def _logprobs(self, settings: ChatSettings) -> LogprobFormatter | None:

@@ -1,9 +1,9 @@
 """The two knobs, as filters behind the parser's events.
 
 ``TrimFilter`` (``--framing-whitespace trim``) drops whitespace that frames reasoning, content and calls;
-``TailFilter`` is what some families drop even where whitespace is kept. ``CompleteFilter``
-(``--tool-call-streaming complete``) sends a call once, when it has closed and is a JSON object, and never an
-open or a broken one. All keep plain data as state and depend on the events alone.
+``TailFilter`` is what some families drop even where whitespace is kept, ``InlineFilter`` what one wants to see.
+``CompleteFilter`` (``--tool-call-streaming complete``) sends a call once, when it has closed and is a JSON object,
+and never an open or a broken one. All keep plain data as state and depend on the events alone.
 """
 
 from __future__ import annotations
@@ -134,6 +134,41 @@ class TailFilter:
 
     def load(self, state: Any) -> None:
         self._space = [state] if state else []
+
+
+class InlineFilter:
+    """Reasoning stays in the content, between its markers, of which the first stands in the prompt."""
+
+    __slots__ = ("_start", "_end", "_at")
+
+    def __init__(self, start: str, end: str) -> None:
+        self._start = start
+        self._end = end
+        self._at = 0  # 1: the first marker was sent, 2: the second one too
+
+    def apply(self, events: Iterable[Event]) -> list[Event]:
+        out: list[Event] = []
+        for event in events:
+            if self._at == 0:
+                self._at = 1
+                out.append((CONTENT, self._start, ""))
+            if event[0] == REASONING:
+                out.append((CONTENT, event[1], ""))
+                continue
+            if self._at == 1:
+                self._at = 2
+                out.append((CONTENT, self._end, ""))
+            out.append(event)
+        return out
+
+    def finish(self) -> list[Event]:
+        return []
+
+    def save(self) -> Any:
+        return self._at
+
+    def load(self, state: Any) -> None:
+        self._at = state
 
 
 class CompleteFilter:

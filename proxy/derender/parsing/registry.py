@@ -43,7 +43,8 @@ class ReasoningFormat:
     anywhere in the answer. ``drops_tail``: where framing whitespace is kept, that at the end of the reasoning is
     dropped all the same. ``starts`` and ``ends``: other spellings of the markers. ``behind``: text that frames
     the answer behind the reasoning; ``swallows``: markers that frame it anywhere. ``fit``: the format as a
-    checkpoint with these added tokens has it, where its markers differ from checkpoint to checkpoint.
+    checkpoint with these added tokens has it, where its markers differ from checkpoint to checkpoint. ``inline``: it
+    is sent as content, markers and all.
     """
 
     names: tuple[str, ...]
@@ -63,6 +64,7 @@ class ReasoningFormat:
     behind: tuple[str, ...] = ()
     swallows: tuple[str, ...] = ()
     fit: Callable[[Collection[str]], ReasoningFormat] | None = None
+    inline: bool = False
     trim: Trim = field(default_factory=Trim)
 
 

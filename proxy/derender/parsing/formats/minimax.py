@@ -21,15 +21,21 @@ twice; here text is content, strings stream, and the first value counts.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from proxy.derender.parsing.arguments.elements import ElementReader
 from proxy.derender.parsing.arguments.invoke import InvokeReader, InvokeTags
 from proxy.derender.parsing.model import Sink, State
-from proxy.derender.parsing.registry import ReasoningFormat, ToolFormat
+from proxy.derender.parsing.registry import ReasoningFormat, ToolFormat, Trim
 
 MINIMAX_M2_REASONING = ReasoningFormat(
     names=("minimax_m2",), start="<think>", end="</think>", open_by_default=True, ends_with_call=True, drops_tail=True
+)
+
+# the reasoning is content, with the marker that the prompt holds in front
+MINIMAX_M2_APPEND_THINK = replace(
+    MINIMAX_M2_REASONING, names=("minimax_m2_append_think",), drops_tail=False, inline=True, trim=Trim(reasoning=False)
 )
 
 _CALLS, _CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -82,4 +88,4 @@ MINIMAX_M3 = ToolFormat(
     },
 )
 
-FORMATS = (MINIMAX_M2_REASONING, MINIMAX_M2, MINIMAX_M3_REASONING, MINIMAX_M3)
+FORMATS = (MINIMAX_M2_REASONING, MINIMAX_M2_APPEND_THINK, MINIMAX_M2, MINIMAX_M3_REASONING, MINIMAX_M3)
