@@ -160,7 +160,8 @@ class GemmaReader:
     def _word_ends(self, calls: Calls) -> None:
         word, self._word = self._word.strip(), ""
         types = parameter_types(calls.schema(self._name), self._key) if len(self._stack) == 1 else ()
-        self._emit(convert(word, types), calls)
+        # what it is says the word itself, unless the schema wants text
+        self._emit(convert(word, types if "string" in types else ()), calls)
         self._value_ends()
 
     def _structure(self, text: str, at: int, calls: Calls) -> int:
