@@ -10,6 +10,7 @@ import json
 import secrets
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -18,12 +19,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from proxy.simulator import sglang
+from proxy.simulator.dialects import DIALECTS, parsed
 from proxy.simulator.model import load
 from proxy.simulator.openai import Coupled
 from proxy.simulator.options import Options
 from proxy.simulator.run import Run, respond
 from proxy.simulator.script import Script
-from proxy.simulator.validation import Refusal, check
+from proxy.simulator.validation import Query, Refusal, check
 
 GENERATE = "/inference/v1/generate"
 CONVERSATIONS = ("/v1/chat/completions", "/v1/completions")
@@ -38,11 +41,14 @@ class Simulator(Starlette):
     """The application; the generate route is raw ASGI, past Starlette's middleware."""
 
     def __init__(self, options: Options) -> None:
-        super().__init__(routes=_routes(self))
+        if options.dialect not in DIALECTS:
+            raise ValueError(f"there is no dialect {options.dialect}; there are {', '.join(DIALECTS)}")
+        super().__init__(routes=_routes(self, options.dialect))
         self.options = options
         self.model = load(options)
         self.script = Script(options, self.model)
         self.requests: deque[dict[str, Any]] = deque(maxlen=options.keep_requests)
+        self.dialect = DIALECTS[options.dialect]
         self.coupled = Coupled(options, self.model, self.script) if options.coupled else None
         self.running: dict[str, Run] = {}
         self.finished: Counter[str] = Counter()
@@ -54,7 +60,7 @@ class Simulator(Starlette):
             await super().__call__(scope, receive, send)
         elif not self._allowed(scope):
             await respond(send, 401, b'{"error":"Unauthorized"}')
-        elif scope["path"] == GENERATE and scope["method"] == "POST":
+        elif scope["path"] == self.dialect.route and scope["method"] == "POST":
             await self.generate(scope, receive, send)
         elif self.coupled is not None and scope["path"] in CONVERSATIONS and scope["method"] == "POST":
             await self.converse(self.coupled, scope, receive, send)
@@ -68,7 +74,7 @@ class Simulator(Starlette):
         return given.removeprefix("Bearer ") in self.options.api_key
 
     async def generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """``POST /inference/v1/generate``."""
+        """The route of the dialect: ``POST /inference/v1/generate`` and its like."""
         body = await _read(receive)
         if body is None:
             return
@@ -88,19 +94,18 @@ class Simulator(Starlette):
         }
         self.requests.append(record)
         try:
-            query = check(body, self.model, self.options)
+            fields, translated = parsed(self.dialect, body)
+            query = check(translated, self.model, self.options)
             behaviour = self.script.behaviour(query)
         except Refusal as refusal:
             record["refused"], record["ended"] = refusal.status, time.time()
             record["body"] = body.decode("utf-8", "replace")[:10_000]
-            await respond(send, refusal.status, refusal.body())
+            await respond(send, refusal.status, self.dialect.refusal(refusal))
             return
-        own = headers.get("x-request-id") or query.request_id or secrets.token_hex(8)
-        engine_id = own if self.options.lean else f"generate-tokens-{own}"
+        engine_id = self._engine_id(headers, query)
         record["request_id"], record["body"] = engine_id, body
-        run = Run(
-            query=query, behaviour=behaviour, engine_id=engine_id, model=self.model, options=self.options, record=record
-        )
+        writer = self.dialect.writer(fields, query, behaviour, self.model, self.options)
+        run = Run(query=query, behaviour=behaviour, engine_id=engine_id, model=self.model, record=record, writer=writer)
         self.running[engine_id] = run
         try:
             await run.answer(receive, send)
@@ -110,6 +115,13 @@ class Simulator(Starlette):
             self.finished.update(["abort"] if record["aborted"] else record["finish"])
             self.prompt_tokens += len(query.token_ids)
             self.generated_tokens += record["tokens"]
+
+    def _engine_id(self, headers: dict[str, str], query: Query) -> str:
+        """vLLM goes by the header before the body, SGLang by the body alone; what is random, the others' are."""
+        if self.dialect.owner == "sglang":
+            return query.request_id or secrets.token_hex(16)
+        own = headers.get("x-request-id") or query.request_id or secrets.token_hex(8)
+        return own if self.options.lean else self.dialect.id_prefix + own
 
     async def converse(self, coupled: Coupled, scope: Scope, receive: Receive, send: Send) -> None:
         """``POST /v1/chat/completions`` and ``/v1/completions`` of the coupled mode."""
@@ -172,14 +184,14 @@ async def _read(receive: Receive) -> bytes | None:
             return bytes(body)
 
 
-def _routes(app: Simulator) -> list[Route]:
+def _routes(app: Simulator, app_dialect: str) -> list[Route]:
     async def models(request: Request) -> Response:
         cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
                 "created": int(time.time()),
-                "owned_by": "vllm",
+                "owned_by": app.dialect.owner,
                 "root": app.model.root,
                 "parent": None,
                 "max_model_len": app.model.max_model_len,
@@ -187,6 +199,9 @@ def _routes(app: Simulator) -> list[Route]:
             }
             for name in app.model.names
         ]
+        if not app.dialect.lengths:
+            kept = ("id", "object", "created", "owned_by")
+            cards = [{name: card[name] for name in kept} for card in cards]
         return JSONResponse({"object": "list", "data": cards})
 
     async def version(request: Request) -> Response:
@@ -207,12 +222,20 @@ def _routes(app: Simulator) -> list[Route]:
         if ids is None:
             return _refused(Refusal("Missing 'request_ids' in request body", kind="Bad Request"))
         for engine_id in ids if isinstance(ids, list) else [ids]:
-            if engine_id in app.running:
-                app.running[engine_id].stop("route")
-            for record in app.requests:  # one that has closed the connection before is known to be aborted twice
-                if record["request_id"] == engine_id:
-                    record["abort_asked"] = True
+            _abort(app, lambda known, named=engine_id: known == named)  # type: ignore[misc]
         return Response()
+
+    async def abort_one(request: Request) -> Response:
+        """SGLang's: all whose id begins so; those of parallel samples begin with that of their request."""
+        rid = (json.loads(await request.body()) or {}).get("rid") or ""
+        _abort(app, lambda known: known.startswith(rid) or (len(known) == 32 and rid.startswith(known)))
+        return Response()
+
+    async def server_info(request: Request) -> Response:
+        return Response(sglang.server_info(app.options), media_type="application/json")
+
+    async def not_offered(request: Request) -> Response:
+        return _refused(Refusal("This server does not offer generate.", status=403, kind="Forbidden"))
 
     async def no_tokenizer(request: Request) -> Response:
         return _refused(NO_TOKENIZER)
@@ -229,19 +252,23 @@ def _routes(app: Simulator) -> list[Route]:
         return JSONResponse({"running": list(app.running), "requests": found})
 
     async def unknown(request: Request) -> Response:
-        return _refused(Refusal("Not Found", status=404, kind="Not Found"))
+        if app.options.dialect.startswith("vllm"):
+            return _refused(Refusal("Not Found", status=404, kind="Not Found"))
+        return JSONResponse({"detail": "Not Found"}, status_code=404)
 
-    posts = {
-        "/v1/chat/completions": no_chat,
-        "/v1/completions": no_tokenizer,
-        "/v1/chat/completions/render": no_tokenizer,
-        "/v1/completions/render": no_tokenizer,
-        "/v1/chat/completions/derender": no_tokenizer,
-        "/v1/completions/derender": no_tokenizer,
-        "/inference/v1/abort_requests": abort,
-        "/abort_requests": abort,
-    }
+    posts = {}
     gets = {"/v1/models": models, "/version": version, "/health": health, "/metrics": metrics}
+    aborts = {"/inference/v1/abort_requests": abort, "/abort_requests": abort}
+    if app_dialect == "vllm":
+        texts = ("completions", "chat/completions/render", "completions/render")
+        posts = {f"/v1/{text}": no_tokenizer for text in texts}
+        posts |= {f"/v1/{text}/derender": no_tokenizer for text in ("chat/completions", "completions")}
+        posts |= {"/v1/chat/completions": no_chat, **aborts}
+    elif app_dialect == "vllm-completions":
+        posts = {GENERATE: not_offered}
+    elif app_dialect.startswith("sglang"):
+        posts = {"/abort_request": abort_one}
+        gets |= {"/server_info": server_info}
     return [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in gets.items()),
@@ -252,6 +279,15 @@ def _routes(app: Simulator) -> list[Route]:
 
 def _refused(refusal: Refusal) -> Response:
     return Response(refusal.body(), status_code=refusal.status, media_type="application/json")
+
+
+def _abort(app: Simulator, meant: Callable[[str], bool]) -> None:
+    for engine_id, run in list(app.running.items()):
+        if meant(engine_id):
+            run.stop("route")
+    for record in app.requests:  # one that has closed the connection before is known to be aborted twice
+        if record["request_id"] and meant(record["request_id"]):
+            record["abort_asked"] = True
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

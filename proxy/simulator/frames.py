@@ -11,14 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 from proxy.simulator.script import Answer
+from proxy.simulator.validation import Refusal
 
 DONE = b"data: [DONE]\n\n"
 _HEAD = b'data: {"request_id":"'
-
-
-def head(engine_id: str) -> bytes:
-    """How every event of a request begins; ``tails`` are what follows."""
-    return _HEAD + json.dumps(engine_id)[1:-1].encode()
 
 
 def dumps(value: Any) -> bytes:
@@ -51,6 +47,22 @@ class Writer:
         self.pad_bytes = pad_bytes
         self.finish_alone = finish_alone
 
+    def head(self, engine_id: str) -> bytes:
+        """How every event of a request begins; ``tails`` are what follows."""
+        return _HEAD + json.dumps(engine_id)[1:-1].encode()
+
+    def error_body(self, refusal: Refusal) -> bytes:
+        """The body of an answer that is an error."""
+        return refusal.body()
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """The whole event of an error in the stream."""
+        return refusal.event()
+
+    def abort_tail(self, index: int, total: int) -> bytes:
+        """The event of a choice that was aborted after ``total`` ids."""
+        return _tail(index, [], ("abort", None), total, self.lean, None, None)
+
     def tails(self, index: int, answer: Answer) -> list[bytes]:
         """The events of choice ``index``, each without its ``head``."""
         if self.k is None and not self.continuous and not self.pad_bytes and not (self.echo_ids and index == 0):
@@ -63,7 +75,7 @@ class Writer:
             )
         done = 0
         tails: list[bytes] = []
-        for length, last in _spans(answer.lengths, self.finish_alone):
+        for length, last in spans(answer.lengths, self.finish_alone):
             ids = answer.ids[done : done + length]
             logprobs = (
                 [logprob_entry(token, done + i, self.k, self.vocab_size) for i, token in enumerate(ids)]
@@ -103,6 +115,17 @@ class Writer:
         usage = dumps(self.usage(counts, nulls=False))
         return b'","usage":' + usage + (b"" if self.lean else b',"output_mode":"tokens"') + b',"choices":[]}\n\n'
 
+    def prompt_logprobs(self, k: int) -> list[Any]:
+        """One entry a prompt token, the first of them null; by id, the prompt's own first."""
+        entries = [logprob_entry(token, at, k, self.vocab_size) for at, token in enumerate(self.prompt)]
+        return [None] + [
+            {
+                str(top["token_id"]): {"logprob": top["logprob"], "rank": top["rank"], "decoded_token": None}
+                for top in position["top_logprobs"]
+            }
+            for position in entries[1:]
+        ]
+
     def full(self, engine_id: str, model: str, answers: list[Answer], prompt_logprobs: int | None) -> bytes:
         """The answer in one piece."""
         choices = []
@@ -114,16 +137,7 @@ class Writer:
             )
             finish = (answer.finish_reason, answer.stop_reason)
             choices.append(_choice(index, answer.ids, finish, len(answer.ids), entries))
-        prompt: list[Any] | None = None
-        if prompt_logprobs is not None:
-            entry = [logprob_entry(token, at, prompt_logprobs, self.vocab_size) for at, token in enumerate(self.prompt)]
-            prompt = [None] + [
-                {
-                    str(top["token_id"]): {"logprob": top["logprob"], "rank": top["rank"], "decoded_token": None}
-                    for top in position["top_logprobs"]
-                }
-                for position in entry[1:]
-            ]
+        prompt = None if prompt_logprobs is None else self.prompt_logprobs(prompt_logprobs)
         body = {
             "request_id": engine_id,
             "model": model,
@@ -142,12 +156,7 @@ class Writer:
         return dumps(body)
 
 
-def abort_tail(index: int, total: int, lean: bool) -> bytes:
-    """The event of a choice that was aborted after ``total`` ids."""
-    return _tail(index, [], ("abort", None), total, lean, None, None)
-
-
-def _spans(lengths: list[int] | tuple[int, ...], finish_alone: bool) -> list[tuple[int, bool]]:
+def spans(lengths: list[int] | tuple[int, ...], finish_alone: bool) -> list[tuple[int, bool]]:
     """Length of each event and whether it finishes; an answer without ids is one empty event."""
     spans = [(length, False) for length in lengths]
     if finish_alone or not spans:
@@ -167,7 +176,7 @@ def _plain(
 ) -> tuple[bytes, ...]:
     done = 0
     tails: list[bytes] = []
-    for length, last in _spans(lengths, finish_alone):
+    for length, last in spans(lengths, finish_alone):
         part = list(ids[done : done + length])
         done += length
         tails.append(_tail(index, part, (finish, cause) if last else None, done, lean, None, None))

@@ -32,6 +32,8 @@ class Options:
     cached_tokens: int | None = None
     lean: bool = False
     coupled: bool = False
+    dialect: str = "vllm"
+    incremental: bool = False
     version: str = "0.33.0"
     keep_requests: int = 1_000
     log_level: str = "warning"
@@ -54,6 +56,8 @@ _HELP = {
     "cached_tokens": "report this many prompt tokens as cached (at most all)",
     "lean": "events as vLLM's Rust frontend writes them: no nulls, ids without prefix",
     "coupled": "answer chat and completions too, as an engine with its own frontend",
+    "dialect": "vllm, sglang, vllm-completions, sglang-completions or tensorrt-llm: whom it plays",
+    "incremental": "as SGLang with --incremental-streaming-output: new ids only",
     "version": "what /version says",
     "keep_requests": "how many requests /simulator/requests remembers",
     "log_level": "uvicorn's",

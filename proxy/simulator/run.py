@@ -14,10 +14,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Send
 
-from proxy.simulator import frames
 from proxy.simulator.frames import DONE, Writer
 from proxy.simulator.model import Model
-from proxy.simulator.options import Options
 from proxy.simulator.script import NEWLINES, Answer, Behaviour, answers
 from proxy.simulator.validation import Query, Refusal
 
@@ -42,29 +40,18 @@ class Run:
         behaviour: Behaviour,
         engine_id: str,
         model: Model,
-        options: Options,
         record: dict[str, Any],
+        writer: Writer,
     ) -> None:
         self.query = query
         self.behaviour = behaviour
         self.engine_id = engine_id
         self.model = model
-        self.options = options
         self.record = record
         self.stopped: str | None = None  # "close" or "route": who has ended it
         self._sleeper: asyncio.Future[None] | None = None
         self._closing = False  # all is said: a client that leaves now has not left early
-        self.writer = Writer(
-            prompt=query.token_ids,
-            vocab_size=model.vocab_size,
-            lean=options.lean,
-            logprobs=query.params.get("logprobs"),
-            continuous=query.continuous_usage,
-            cached=behaviour.cached_tokens,
-            echo_ids=query.return_token_ids,
-            pad_bytes=behaviour.pad_bytes,
-            finish_alone=behaviour.finish_alone,
-        )
+        self.writer = writer
 
     def stop(self, how: str) -> None:
         """End it early; the first cause counts."""
@@ -112,7 +99,7 @@ class Run:
         behaviour = self.behaviour
         await self.pause(behaviour.fault_delay)
         refusal = self._failure()
-        body = refusal.body() if behaviour.fault_body is None else behaviour.fault_body.encode()
+        body = self.writer.error_body(refusal) if behaviour.fault_body is None else behaviour.fault_body.encode()
         await respond(send, behaviour.fault_status, body)
 
     def _failure(self) -> Refusal:
@@ -124,7 +111,7 @@ class Run:
     async def _full(self, send: Send) -> None:
         query, behaviour = self.query, self.behaviour
         if query.late is not None:
-            await respond(send, query.late.status, query.late.body())
+            await respond(send, query.late.status, self.writer.error_body(query.late))
             return
         told = answers(behaviour, query, self.model)
         events = sum(len(answer.lengths) for answer in told)
@@ -137,7 +124,7 @@ class Run:
             told = [Answer([], "abort", None, []) for _ in told]
         self._closing = True
         if behaviour.fault in ("first_event", "error_event"):
-            await respond(send, behaviour.fault_status, self._failure().body())
+            await respond(send, behaviour.fault_status, self.writer.error_body(self._failure()))
             return
         if behaviour.fault in ("reset", "close"):
             self._break(send)
@@ -152,7 +139,7 @@ class Run:
             await self.pause(behaviour.fault_delay)
         await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
         if query.late is not None or behaviour.fault == "first_event":
-            event = (query.late or self._failure()).event()
+            event = self.writer.error_event(query.late or self._failure())
             await send(_body(event + DONE, more=False))
             return
         if behaviour.ttft > 0 or behaviour.comments:
@@ -168,7 +155,7 @@ class Run:
 
     async def _events(self, send: Send, told: list[Answer]) -> None:
         """All events, interleaved over the choices, up to the fault if there is one."""
-        behaviour, head = self.behaviour, frames.head(self.engine_id)
+        behaviour, head = self.behaviour, self.writer.head(self.engine_id)
         tails = [self.writer.tails(index, answer) for index, answer in enumerate(told)]
         order = [
             (index, at) for at in range(max(map(len, tails))) for index in range(len(tails)) if at < len(tails[index])
@@ -245,7 +232,7 @@ class Run:
         if self.stopped == "close":
             raise Broken
         for index in sorted({index for index, _ in rest}):
-            await self._write(send, head + frames.abort_tail(index, counts[index], self.options.lean))
+            await self._write(send, head + self.writer.abort_tail(index, counts[index]))
         await self._end(send, head, counts)
 
     async def _fault(
@@ -257,7 +244,7 @@ class Run:
             await self.pause(behaviour.fault_delay)
         match behaviour.fault:
             case "error_event":
-                await self._write(send, self._failure().event() + DONE)
+                await self._write(send, self.writer.error_event(self._failure()) + DONE)
             case "reset" | "close":
                 # What has been sent is to arrive first: a reset drops what the kernel still holds.
                 await asyncio.sleep(0.02)

@@ -31,9 +31,16 @@ def test_every_field_has_a_flag_of_its_type() -> None:
         *("models/x --host h --port 1 --served-model-name a b --script s --max-model-len 2 --max-num-seqs 3").split(),
         *("--max-logprobs 4 --vocab-size 5 --ttft 0.5 --itl 0.25 --tokens-per-event 6 --burst 7").split(),
         *("--cached-tokens 8 --lean --api-key k l --version 9 --keep-requests 10 --log-level info").split(),
+        *("--coupled --dialect sglang --incremental").split(),
     )
     assert got == Options(
-        *("models/x", "h", 1, ("a", "b"), "s", ("k", "l"), 2, 3, 4, 5, 0.5, 0.25, 6, 7, 8, True, "9", 10, "info")
+        *("models/x", "h", 1, ("a", "b"), "s", ("k", "l"), 2, 3, 4, 5, 0.5, 0.25, 6, 7, 8, True),
+        coupled=True,
+        dialect="sglang",
+        incremental=True,
+        version="9",
+        keep_requests=10,
+        log_level="info",
     )
     defaults = Options()
     assert [field.name for field in fields(Options) if getattr(got, field.name) == getattr(defaults, field.name)] == []
