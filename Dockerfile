@@ -59,7 +59,8 @@ ENV PATH=/opt/derender/bin:$PATH \
 USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8000
-# The process is up; whether it can serve is /ready, which an orchestrator asks itself.
+# The process is up; whether it can serve is /ready, which an orchestrator asks itself. Another port is told as
+# DERENDER_PORT, since this does not see the flags.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
   CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/live' % os.environ.get('DERENDER_PORT', '8000'), timeout=2)"]
 ENTRYPOINT ["derender-proxy"]

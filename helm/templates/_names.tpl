@@ -124,3 +124,9 @@ hf-token: {{ . | quote }}
 app.kubernetes.io/name: {{ include "derender-proxy.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
+
+{{/* The pod of `helm test` must not be taken for one that serves. */}}
+{{- define "derender-proxy.testLabels" -}}
+app.kubernetes.io/name: {{ include "derender-proxy.name" . }}-test
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}

@@ -147,6 +147,15 @@ def test_nobody_gets_past_the_sidecar():
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 4318, 443}
 
 
+def test_the_test_pod_is_let_in_and_not_served_from():
+    objects = case("sidecar-full")
+    labels = one(objects, "Pod")["metadata"]["labels"]
+    peers = [peer for rule in one(objects, "NetworkPolicy")["spec"]["ingress"] for peer in rule["from"]]
+    assert any(
+        peer["podSelector"]["matchLabels"].items() <= labels.items() for peer in peers if "podSelector" in peer
+    )
+
+
 def test_selectors_find_the_pods():
     for name in CASES:
         objects = case(name)
