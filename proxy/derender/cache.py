@@ -102,10 +102,10 @@ class LiveCache:
             return live if not live.step.tail else None
         return live if live.step.tail and live.spelled(raw) else None
 
-    def stale(self, binding: bytes, position: int) -> None:
-        """A call claims ``position``: an entry of the stream that is behind it will not be asked for again."""
+    def stale(self, binding: bytes, position: int | None) -> None:
+        """A call claims ``position`` (None: unknown): an entry that is behind it will not be asked for again."""
         live = self._newest.get(binding)
-        if live is not None and live.position < position:
+        if live is not None and (position is None or live.position < position):
             self._entries.pop(binding + live.digest_text, None)
             self._gone(live, "mismatch")
 

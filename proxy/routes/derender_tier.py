@@ -259,6 +259,7 @@ class Tier:
         live = fresh()
         if asked.windowed and not lists[0]:
             from_window(live, claim, self.vocabulary, asked.settings.skip_special_tokens)
+            self.cache.stale(binding, None)
             return live
         live.window = None
         wire.check_ids(lists[0], "stream_state.output_token_ids", self.vocab_size)

@@ -328,6 +328,19 @@ async def test_entries_and_bytes_are_bounded() -> None:
     assert small.metrics.cache_evictions["bytes"] > 25
 
 
+async def test_a_stream_without_affinity_leaves_no_entries_behind() -> None:
+    for path, opener, request in (
+        (COMPLETIONS, PLAIN, {}),
+        (CHAT, PARSING, {"chat_request": ASKED, "prompt_token_ids": [1]}),
+    ):
+        replicas = [Replica(opener), Replica(opener)]
+        state: bytes | None = None
+        for n in range(30):
+            _, answer = await replicas[n % 2].post(path, stream_body([0x61], state, **request))
+            state = split(answer)[1]
+            assert all(len(replica.parts.tier.cache) <= 1 for replica in replicas)
+
+
 @pytest.mark.parametrize("length", [20, 3000])
 async def test_sizes_are_honest(length: int) -> None:
     """What the cache believes its entries to take, against what they do: within a factor of two."""
