@@ -244,14 +244,23 @@ container keeps to the restricted pod security profile.
 `/metrics` on the public port is the sidecar's series and the engine's, names untouched: a picker of the Gateway API
 inference extension or of llm-d scrapes the pod as it would scrape vLLM.
 
-## Values
+## What is watched
 
-<!-- made by `make chart` from values.yaml -->
+`monitoring.dashboard` is a board for Grafana ([dashboards/derender-proxy.json](dashboards/derender-proxy.json)),
+`monitoring.rules` the alerts below, with thresholds that are values; without the operator,
+[config/kubernetes/prometheus-rules.yaml](../config/kubernetes/prometheus-rules.yaml) has the same.
+
+<!-- What follows is made by `make chart`. -->
+
 """
 
 
 def readme() -> str:
-    rows = ["| value | default | |", "|---|---|---|"]
+    rows = ["| alert | severity | after | |", "|---|---|---|---|"]
+    for alert in (rule for group in _rule_groups() for rule in group["rules"] if "alert" in rule):
+        cells = (alert["alert"], alert["labels"]["severity"], alert.get("for", ""), alert["annotations"]["summary"])
+        rows.append(f"| {' | '.join(cells)} |")
+    rows += ["", "## Values", "", "| value | default | |", "|---|---|---|"]
 
     def add(value: Value, inherited: str = "") -> None:
         if value.children and not is_free(value.path):
@@ -284,20 +293,25 @@ def render(*arguments: str, name: str = "derender-proxy", chart: Path = CHART) -
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-def rules() -> str:
-    """The Prometheus rules as a file, with the chart's thresholds."""
+def _rule_groups() -> list[dict[str, Any]]:
     (rule,) = (
         document
         for document in render("--set", "shape=existing,monitoring.rules.enabled=true")
         if document["kind"] == "PrometheusRule"
     )
-    return "# Made by `make chart`; the same rules as the chart's PrometheusRule.\n" + _dump(rule["spec"])
+    groups: list[dict[str, Any]] = rule["spec"]["groups"]
+    return groups
+
+
+def rules() -> str:
+    """The Prometheus rules as a file, with the chart's thresholds."""
+    return "# Made by `make chart`; the same rules as the chart's PrometheusRule.\n" + _dump({"groups": _rule_groups()})
 
 
 SIDECAR = """\
 # Made by `make chart` from the chart's sidecar; `helm template derender-proxy helm --set shape=existing` makes the
-# ConfigMap that it mounts. Change the image, the model and the names of the containers to yours. Keys are taken from the
-# Secret derender-proxy (api-key, engine-api-key, state-key, hf-token), if there is one.
+# ConfigMap that it mounts. Change the image, the model and the names of the containers to yours. Keys are taken
+# from the Secret derender-proxy (api-key, engine-api-key, state-key, hf-token), if there is one.
 """
 
 
@@ -376,16 +390,14 @@ def _dump(value: object) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Every derived file with what it should hold. The schema first: helm reads it."""
-    return {
-        CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
-        CHART / "README.md": readme(),
-    }
+    """What needs no helm, which itself reads the schema."""
+    return {CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n"}
 
 
 def rendered() -> dict[Path, str]:
     """The files that need helm, and a schema that fits."""
     return {
+        CHART / "README.md": readme(),
         KUBERNETES / "prometheus-rules.yaml": rules(),
         KUBERNETES / "deployment" / "sidecar.yaml": patch_deployment(),
         KUBERNETES / "leaderworkerset" / "sidecar.yaml": patch_leaderworkerset(),

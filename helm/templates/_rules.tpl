@@ -85,13 +85,14 @@ groups:
       - alert: DerenderEngineUnreachable
         expr: |-
           sum by (namespace, job, pod) (rate(derender_engine_errors_total{kind=~"connect|timeout_connect"}[2m])) > 0
+            and sum by (namespace, job, pod) (rate(derender_requests_total{ {{- $routes -}} ,code=~"5.."}[2m])) > 0
         for: 2m
         labels: {severity: critical}
         annotations:
           summary: A sidecar cannot reach its engine
           description: >-
-            The sidecar of {{ "{{ $labels.namespace }}/{{ $labels.pod }}" }} gets no connection to its engine; the engine is down or not
-            listening on the port of --engine-url.
+            The sidecar of {{ "{{ $labels.namespace }}/{{ $labels.pod }}" }} gets no connection to its engine, and requests fail; the
+            engine is down or not listening on the port of --engine-url. (While it starts, no requests come.)
       - alert: DerenderCacheReplaysHigh
         expr: |-
           derender:cache_replays:ratio_rate5m > {{ $t.replayShare }}

@@ -187,8 +187,16 @@ SITUATIONS = {
         [counter("derender_engine_errors_total", 'kind="eof"', 3)],
     ),
     "DerenderEngineUnreachable": (
-        [counter("derender_engine_errors_total", 'kind="connect"', 1)],
-        [counter("derender_engine_errors_total", 'kind="connect"', 0, start=9)],
+        [
+            OK,
+            counter("derender_requests_total", f'{ROUTE},code="503"', 3),
+            counter("derender_engine_errors_total", 'kind="connect"', 3),
+        ],
+        # The engine is still loading: each scrape and each probe fails to reach it, and nobody is sent there.
+        [
+            counter("derender_requests_total", 'route="/ready",mode="derender",code="503"', 12),
+            counter("derender_engine_errors_total", 'kind="connect"', 4),
+        ],
     ),
     "DerenderCacheReplaysHigh": (
         [
