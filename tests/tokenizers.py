@@ -5,7 +5,8 @@ config.json of a tiny model of the family, generation_config.json and, where the
 chat_template.jinja. ``tiktoken_dir()`` has o200k_base.tiktoken, which openai_harmony would otherwise download.
 
 Two tokenizers lack tokens that parsers insist on, so two are derived by renaming placeholder tokens, ids untouched:
-llama3_1_tool (128008 ``<|eom_id|>``, 128010 ``<|python_tag|>``) and deepseek_r1 (128798 ``<think>``, 128799 ``</think>``).
+llama3_1_tool (128008 ``<|eom_id|>``, 128010 ``<|python_tag|>``) and deepseek_r1 (128798 ``<think>``, 128799
+``</think>``).
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from dataclasses import replace
 from proxy.derender.detokenizer import detokenizer
 from proxy.derender.logprobs import LogprobFormatter
 from proxy.derender.parsing import response_template, vllm_parser
-from proxy.derender.parsing.engine import Machine, Program
+from proxy.derender.parsing.engine import Machine
 from proxy.derender.parsing.foreign import Checkpoint, ForeignFormat, Opening
 from proxy.derender.parsing.plugins import installed
+from proxy.derender.parsing.program import Program
 from proxy.derender.parsing.registry import (
     PLAIN,
     Grammar,
