@@ -88,6 +88,11 @@ def undone(data: bytes, event: Event) -> bytes:
         wanted += (choice.token_ids is not None) + (choice.prompt_token_ids is not None)
     if not wanted:
         return data
+    if wanted == 1 and event.choices and data.count(b'token_ids":') == 1:
+        # The common event: one list, after a key that stands nowhere else.
+        start = data.find(b'"token_ids":[')
+        if start >= 0 and _WRITES_NULLS.search(data) is not None:
+            return data[: start + 12] + b"null" + data[data.index(b"]", start) + 1 :]
     spans = [match.span() for match in _IDS.finditer(data)]
     if len(spans) != wanted:
         # The same key stands somewhere else too, in parameters of a KV transfer perhaps.
@@ -103,13 +108,12 @@ def only_for_ids(data: bytes, event: Event) -> bool:
     if len(event.choices) != 1:
         return False
     choice = event.choices[0]
-    return (
-        choice.finish_reason is None
-        and choice.token_ids is not None
-        and choice.delta is not None
-        and bytes(choice.logprobs) == b"null"
-        and _EMPTY_DELTA.search(data) is not None
-    )
+    delta = choice.delta
+    if delta is None or choice.finish_reason is not None or choice.token_ids is None:
+        return False
+    if delta.content is not None or delta.reasoning is not None or delta.tool_calls is not None:
+        return False
+    return bytes(choice.logprobs) == b"null" and _EMPTY_DELTA.search(data) is not None
 
 
 def _with_null(data: bytes, start: int, end: int) -> bytes:
