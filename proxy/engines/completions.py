@@ -25,10 +25,10 @@ class Flavour:
     """What one server's completions want and give.
 
     ``ask``: fields that make it send ids. ``params``: sampling parameters it takes, by vLLM's names.
-    ``fields``: those of the request beside them. ``id_field``: where the request's id goes. ``abort``: route and
-    field of an abort by that id (the closed connection aborts everywhere). ``least_logprobs``: what to ask for where
-    the sampled token's alone are wanted. ``names_ids``: candidates of logprobs can be had by id. ``constraints``:
-    what structured outputs are called, where they are no field of their own.
+    ``fields``: those of the request beside them. ``id_field``: where the request's id goes (``single_id``: for one
+    choice only). ``abort``: route and field of an abort by that id; the closed connection aborts everywhere.
+    ``least_logprobs``: what to ask for where the sampled tokens' alone are wanted. ``names_ids``: candidates of
+    logprobs can be had by id. ``constraints``: what structured outputs are called, where they are no field.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Flavour:
     params: dict[str, str]
     fields: dict[str, str] = field(default_factory=dict)
     id_field: str | None = None
+    single_id: bool = False
     abort: tuple[str, str] | None = None
     least_logprobs: int = 0
     names_ids: bool = False
@@ -69,6 +70,7 @@ FLAVOURS = {
         params=_COMMON | {"extra_args": "custom_params"},
         fields=_same("cache_salt", "priority"),
         id_field="rid",
+        single_id=True,
         abort=("/abort_request", "rid"),
         constraints={"json": "json_schema", "regex": "regex", "grammar": "ebnf"},
     ),
@@ -123,7 +125,7 @@ class CompletionsEngine(HTTPEngine):
                 body["max_tokens"] = max(1, length - len(request.token_ids))
             else:
                 body["max_tokens"] = None
-        if flavour.id_field is not None:
+        if flavour.id_field is not None and (request.choices == 1 or not flavour.single_id):
             body[flavour.id_field] = safe_id(request.request_id)
         for name in ("cache_salt", "priority", "kv_transfer_params", "ec_transfer_params", "features"):
             value = getattr(request, name)
@@ -165,7 +167,7 @@ class CompletionsEngine(HTTPEngine):
 
     def abort(self, request: GenerateRequest, reader: Reader | None, told_id: str | None) -> None:
         """By id where the server takes one; the closed connection has told all of them already."""
-        if self.flavour.abort is not None:
+        if self.flavour.abort is not None and request.choices == 1:
             route, name = self.flavour.abort
             self.in_background(self._abort(route, {name: safe_id(request.request_id)}))
 

@@ -224,8 +224,8 @@ def _error_in(raw: bytes) -> EngineError:
     error = read_error(body)
     if error is None:
         raise UpstreamError("The engine sent an event that cannot be read.", status=502, kind="protocol")
-    if error.code is None and not error.type:
-        error.code = 400
+    if error.code is None and not error.type and isinstance(body.get("error"), dict):
+        error.code = 400  # rule 4
     return error
 
 

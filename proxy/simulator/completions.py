@@ -51,6 +51,8 @@ def from_sglang(body: dict[str, Any]) -> dict[str, Any]:
     """The same. An engine that is asked for what only vLLM has would drop it unseen; here it is an error."""
     if unknown := body.keys() & {*_VLLM, "vllm_xargs", "return_tokens_as_token_ids"}:
         raise Refusal(f"SGLang's completions do not have {sorted(unknown)}")
+    if (body.get("n") or 1) > 1 and isinstance(body.get("rid"), str):
+        raise Refusal("The rid should be a list for batch processing.")
     return _translated(body, _PARAMS, "custom_params", "rid")
 
 
