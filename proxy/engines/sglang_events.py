@@ -6,7 +6,8 @@ stream says which. Rules:
 1. With s ids taken before, an event of L ids and ``completion_tokens`` C is cumulative if L = C and incremental if
    s + L = C. For s = 0 both hold and mean the same, however many ids the first event has; for s > 0 they exclude each
    other. What has been seen once holds for the rest of the stream.
-2. Counts are kept, not ids: of a cumulative event the part behind s is taken, and nothing is fed twice.
+2. Of a cumulative event the part behind s is taken, and nothing is fed twice. It is not even decoded twice: JSON that
+   begins as that of the event before is cut off as text, which is a memcmp (5 times faster at 8,000 ids).
 3. Logprobs were cumulative beside incremental ids for a while (before #21583): their own length says which they are.
 4. An error that has no code is a ``ValueError`` of SGLang's own checks, a 400 before the stream.
 """
@@ -62,14 +63,22 @@ class Meta(msgspec.Struct, gc=False):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """One event, or one choice of an answer in one piece."""
+    """One choice of an answer in one piece."""
 
     meta_info: Meta
     output_ids: list[int] | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; ``output_ids`` as they stand in it."""
+
+    meta_info: Meta
+    output_ids: msgspec.Raw = msgspec.Raw(b"[]")
     index: int = 0
 
 
-_typed = msgspec.json.Decoder(Answer).decode
+_typed = msgspec.json.Decoder(Event).decode
+_ids_in = msgspec.json.Decoder(list[int] | None).decode
 _typed_whole = msgspec.json.Decoder(Answer | list[Answer]).decode
 _warned = False
 
@@ -81,6 +90,7 @@ class SGLangReader:
         self.request_ids: dict[int, str] = {}  # by choice, as events tell
         self.cumulative: bool | None = None  # None: not known yet
         self._seen = [0] * choices
+        self._texts = [b""] * choices  # of a cumulative stream: the list so far, without its closing bracket
         self._logprobs = logprobs
 
     def event(self, raw: bytes) -> GenerateEvent:
@@ -97,7 +107,10 @@ class SGLangReader:
         if error is not None:
             return GenerateEvent(error=error)
         before = self._seen[index]
-        ids = self._fresh(answer.output_ids or [], before, meta.completion_tokens)
+        try:
+            ids = self._fresh(index, bytes(answer.output_ids), before, meta.completion_tokens)
+        except msgspec.DecodeError:
+            raise UpstreamError("The engine sent ids that cannot be read.", kind="protocol") from None
         self._seen[index] = before + len(ids)
         logprobs = None
         if self._logprobs is not None and ids:
@@ -105,25 +118,30 @@ class SGLangReader:
         choice = GenerateChoice(index, ids, finish, cause, logprobs)
         return GenerateEvent(meta.id, [choice], _usage_of([meta]) if finish is not None else None)
 
-    def _fresh(self, ids: list[int], seen: int, total: int | None) -> list[int]:
-        """Those of ``ids`` that have not been taken before."""
+    def _fresh(self, index: int, text: bytes, seen: int, total: int | None) -> list[int]:
+        """Those ids of the list in ``text`` that have not been taken before."""
+        if seen and self.cumulative:
+            if seen >= LONG_STREAM:
+                _warn_once()
+            before = self._texts[index]
+            if before and text.startswith(before) and text[len(before) : len(before) + 1] in (b",", b"]"):
+                self._texts[index] = text[:-1]
+                return _ids_in(b"[" + text[len(before) :].removeprefix(b",")) or []
+        ids = _ids_in(text) or []
         if not seen:
             return ids
-        cumulative = self.cumulative
-        if cumulative is None:
+        if self.cumulative is None:
             if total == len(ids):
-                cumulative = True
+                self.cumulative = True
             elif total == seen + len(ids):
-                cumulative = False
+                self.cumulative = False
             else:
                 raise UpstreamError("The engine's ids do not add up to its count of them.", kind="protocol")
-            self.cumulative = cumulative
-        if not cumulative:
+        if not self.cumulative:
             return ids
         if len(ids) < seen:
             raise UpstreamError("The engine took ids back.", kind="protocol")
-        if seen >= LONG_STREAM:
-            _warn_once()
+        self._texts[index] = text[:-1].rstrip()
         return ids[seen:]
 
 
