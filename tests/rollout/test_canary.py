@@ -264,8 +264,7 @@ class HalfEngine:
     async def __call__(self, asked: Message, reader: Reader, writer: Writer) -> None:
         await read_body(reader, asked, to_end=False)
         path = asked.start.split(b" ")[1].decode()
-        if "render" not in path:  # which sidecars ask to find out what an engine can do
-            self.routes.append(path)
+        self.routes.append(path)
         if path == "/inference/v1/generate":
             writer.write(self.generate)
         else:

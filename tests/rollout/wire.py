@@ -151,6 +151,10 @@ async def upstream(handler: Handler) -> AsyncIterator[Upstream]:
                     answer = b'{"object":"list","data":[{"id":"demo","max_model_len":4096}]}'
                     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(answer), answer))
                     continue
+                if b"/completions/render" in message.start:  # asked by sidecars that find out what an engine can do
+                    await read_body(reader, message, to_end=False)
+                    writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
                 told.asked.append(message)
                 await handler(message, reader, writer)
                 if writer.is_closing():
