@@ -17,7 +17,7 @@ from proxy.render.renderer import Renderer
 from proxy.rollout.canary import Breaker, Plan
 from proxy.rollout.comparison import Shadow
 from proxy.rollout.counters import Counters
-from proxy.rollout.relay import Relay, RelayOptions
+from proxy.rollout.relay import Relay, RelayOptions, Targets
 from proxy.rollout.watch import FileWatch
 
 log = logging.getLogger("derender")
@@ -28,7 +28,10 @@ NOTHING_TO_PASS = "the engine does not answer chat requests, so there is nothing
 
 
 class Rollout:
-    """One per process. ``read``: the plan as the configuration file has it now, or a ValueError that says why not."""
+    """One per process. ``read``: the plan as the configuration file has it now, or a ValueError that says why not.
+
+    ``targets``: where there are several engines.
+    """
 
     def __init__(
         self,
@@ -41,11 +44,12 @@ class Rollout:
         metrics: Metrics,
         file: str | None = None,
         read: Callable[[], Plan] | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self.plan = plan
         self.counters = Counters()
         metrics.add(self.counters)
-        self.relay = None if relay is None else Relay(relay, metrics)
+        self.relay = None if relay is None else Relay(relay, metrics, targets)
         self.shadow = Shadow(renderer, derenderer, limits, self.counters)
         self.shadow.configure(plan.options)
         self.breaker = Breaker()

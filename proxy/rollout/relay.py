@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import yarl
@@ -58,6 +58,30 @@ class Tap(Protocol):
         """What is still to be sent."""
 
 
+class Target(Protocol):
+    """One engine of several. ``running``: requests under way there, which the relay counts with."""
+
+    url: str
+    running: int
+
+
+class Targets(Protocol):
+    """Several engines: the one to ask next, None when all are in ``without``."""
+
+    def choose(self, without: Sequence[Any] = ()) -> Target | None: ...
+
+
+@dataclass(slots=True)
+class _Only:
+    """The engine where there is but one."""
+
+    url: str
+    running: int = 0
+
+    def choose(self, without: Sequence[Any] = ()) -> Target | None:
+        return None if without else self
+
+
 @dataclass(frozen=True)
 class RelayOptions:
     """``url``: the engine's, without a slash at its end. ``stall_timeout`` (seconds): for clients that take nothing."""
@@ -70,10 +94,11 @@ class RelayOptions:
 
 
 class Relay:
-    """Relays requests to one engine."""
+    """Relays requests to one engine, or to the least loaded of ``targets``."""
 
-    def __init__(self, options: RelayOptions, metrics: Metrics) -> None:
+    def __init__(self, options: RelayOptions, metrics: Metrics, targets: Targets | None = None) -> None:
         self.options = options
+        self.targets: Targets = targets or _Only(options.url)
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
 
@@ -130,8 +155,10 @@ class Relay:
         headers = {"content-type": "application/json"}
         if self.options.api_key:
             headers["authorization"] = f"Bearer {self.options.api_key}"
+        target = self.targets.choose()
+        url = self.options.url if target is None else target.url
         try:
-            async with self.session.post(self.options.url + path, data=body, headers=headers) as response:
+            async with self.session.post(url + path, data=body, headers=headers) as response:
                 return response.status
         except (aiohttp.ClientError, OSError) as error:
             raise failures.from_exception(error) from error
@@ -178,6 +205,7 @@ class _Exchange:
         self._tap = tap
         self._uploaded = asyncio.Event()
         self._failed_upload: RequestError | None = None
+        self._target: Target | None = None
         self._sending_since = 0.0  # perf_counter; 0: no send is under way
 
     async def run(self, body: bytes | None, path: bytes | None, authorization: bool) -> None:
@@ -188,16 +216,20 @@ class _Exchange:
         if not more:
             self._uploaded.set()
         began = time.perf_counter()
-        response = await self._ask(body, more, path, authorization)
-        self._record.ttft = time.perf_counter() - began
+        response: aiohttp.ClientResponse | None = None
         try:
+            response = await self._ask(body, more, path, authorization)
+            self._record.ttft = time.perf_counter() - began
             await self._answer(response)
         finally:
-            # Not read to its end: closing is what tells the engine to stop.
-            if not response.content.is_eof():
-                response.close()
-            else:
-                response.release()
+            if self._target is not None:
+                self._target.running -= 1
+            if response is not None:
+                # Not read to its end: closing is what tells the engine to stop.
+                if not response.content.is_eof():
+                    response.close()
+                else:
+                    response.release()
 
     async def watch(self) -> None:
         """Return when the client has left, or takes nothing for too long."""
@@ -248,11 +280,15 @@ class _Exchange:
         headers = relay.request_headers(
             scope, self._record, sized=not more, plain=self._tap is not None, authorization=authorization
         )
-        target = path if path is not None else scope.get("raw_path") or scope["path"].encode()
+        where = path if path is not None else scope.get("raw_path") or scope["path"].encode()
         if path is None and scope["query_string"]:
-            target += b"?" + scope["query_string"]
-        url = yarl.URL(relay.options.url + target.decode("latin-1"), encoded=True)
-        for attempt in (1, 2):
+            where += b"?" + scope["query_string"]
+        tried: list[Target] = []
+        failure: BaseException | None = None
+        stale = False
+        while stale or self._choose(tried):
+            assert self._target is not None
+            url = yarl.URL(self._target.url + where.decode("latin-1"), encoded=True)
             data = self._upload(body) if more else body or None
             if data is None and scope["method"] == "POST":
                 data = b""
@@ -264,11 +300,24 @@ class _Exchange:
             except (aiohttp.ClientError, OSError, RequestError) as error:
                 if self._failed_upload is not None:
                     raise self._failed_upload from None
+                failure = error
                 # A kept connection that the engine closed as it was written to: once more, on another.
-                if attempt == 1 and not more and _was_stale(error):
-                    continue
-                raise failures.from_exception(error) from error
-        raise AssertionError("unreachable")
+                stale = not stale and not more and _was_stale(error)
+                if more or not (stale or isinstance(error, aiohttp.ClientConnectorError)):
+                    break
+        assert failure is not None
+        raise failures.from_exception(failure) from failure
+
+    def _choose(self, tried: list[Target]) -> bool:
+        """Turn to the next engine; False when there is none left."""
+        if self._target is not None:
+            self._target.running -= 1
+        self._target = self._relay.targets.choose(tried)
+        if self._target is None:
+            return False
+        self._target.running += 1
+        tried.append(self._target)
+        return True
 
     async def _answer(self, response: aiohttp.ClientResponse) -> None:
         headers = answer_headers(response.raw_headers)
