@@ -22,6 +22,7 @@ from proxy.derender.vocabulary import Vocabulary
 from proxy.engines.base import Engine
 from proxy.engines.clients import engine_for
 from proxy.engines.http import EngineOptions
+from proxy.engines.pool import Pool
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
@@ -114,7 +115,7 @@ def load(settings: Settings) -> Parts:
         models=registry,
         metrics=metrics,
         tier=Tier(settings, limits, renderer, derenderer, metrics),
-        rollout=_rollout(settings, limits, renderer, derenderer, metrics),
+        rollout=_rollout(settings, limits, renderer, derenderer, metrics, engine),
         parsers_why=choice.explanation,
     )
 
@@ -135,7 +136,12 @@ def _engine(settings: Settings) -> Engine | None:
 
 
 def _rollout(
-    settings: Settings, limits: Limits, renderer: Renderer, derenderer: Derenderer, metrics: Metrics
+    settings: Settings,
+    limits: Limits,
+    renderer: Renderer,
+    derenderer: Derenderer,
+    metrics: Metrics,
+    engine: Engine | None,
 ) -> Rollout:
     relay = None
     if settings.engine_base_url is not None:
@@ -155,6 +161,7 @@ def _rollout(
         metrics=metrics,
         file=settings.config_file,
         read=settings.reread_plan,
+        targets=engine if isinstance(engine, Pool) else None,
     )
 
 
