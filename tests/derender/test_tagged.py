@@ -282,6 +282,17 @@ class TestXml:
         said = self.m3('^<tool_call>^<invoke name="f">^<o>^</o>^<l>^</l>^<s>^</s>^</invoke>^</tool_call>')
         assert said["calls"] == [("f", {"o": {}, "l": [], "s": ""})]
 
+    def test_a_call_without_a_name_is_text_also_when_restored(self) -> None:
+        made = toy((MARK,))
+        opener = Derenderer(made.vocabulary, tool_parser="minimax_m3")
+        text = f"{MARK}<tool_call>{MARK}<invoke name=>{MARK}</invoke>"
+        ids = made.encode(pieces(text, (MARK,)), random.Random(0))
+
+        def opened() -> Any:
+            return opener.chat(ChatSettings(tools=(TOOL,)), request_id="r", prompt_token_ids=[1])
+
+        assert fold(opened(), ids, [1] * len(ids), "stop", opened)["content"] == text
+
     def test_a_marker_in_prose_is_text(self) -> None:
         assert self.m3("a ^<b> c")["content"] == f"a {MARK}<b> c"
 
@@ -358,3 +369,20 @@ def test_newlines_without_end_are_linear(parser: str, begin: str) -> None:
         return best
 
     assert seconds(32000) < 3 * 8 * seconds(4000)
+
+
+@pytest.mark.parametrize("length", [256, 257, 1024, 1025, 4096, 4097])
+@pytest.mark.parametrize(
+    ("parser", "markers", "text"),
+    [
+        ("glm45", GLM, "</think><tool_call>f<arg_key>~</arg_key><arg_value>1</arg_value></tool_call>z"),
+        ("minimax_m2", (), '</think><minimax:tool_call><invoke name="f"></invoke><invoke name="~">a</invoke>z'),
+        ("minimax_m2", (), '</think><minimax:tool_call><invoke name="f"><parameter name="~">a</parameter></invoke>z'),
+        ("minimax_m3", (MARK,), f'{MARK}<tool_call>{MARK}<invoke name="f">{MARK}<~>1{MARK}</~>{MARK}</invoke>z'),
+        ("kimi_k3", K3, '<|open|>call tool="f"<|sep|><|open|>argument key="~"<|sep|>1<|close|>argument<|sep|>z'),
+        ("gemma4", GEMMA, "<|tool_call>call:~{a:1}<tool_call|>z"),
+        ("gemma4", GEMMA, "<|tool_call>call:f{~:1}<tool_call|>z"),
+    ],
+)
+def test_limits_do_not_depend_on_the_cuts(parser: str, markers: tuple[str, ...], text: str, length: int) -> None:
+    answer(parser, parser, markers, text.replace("~", "k" * length))

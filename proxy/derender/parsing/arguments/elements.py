@@ -57,6 +57,8 @@ class ElementReader:
             self.failed = True
 
     def text(self, text: str, calls: Calls) -> int:
+        if self.failed:
+            return 0
         if self._at != _TAG:
             self._data(text, calls)
             return len(text)
@@ -64,7 +66,12 @@ class ElementReader:
         end = self._tag.find(">")
         if end < 0 and len(self._tag) <= TAG_LIMIT:
             return len(text)
-        tag, rest = (self._tag[: end + 1], self._tag[end + 1 :]) if end >= 0 else (self._tag, "")
+        tag, rest = self._tag[: end + 1], self._tag[end + 1 :]
+        if not 0 <= end <= TAG_LIMIT:  # it was none
+            tag, self._tag = self._tag, ""
+            self._at = _VALUE if self._stack else _OUTSIDE
+            self._data(self._marker + tag, calls)
+            return len(text)
         self._tag = ""
         self._tag_ends(tag, calls)
         if self.done:
@@ -133,6 +140,8 @@ class ElementReader:
         self._writer.close(calls)
 
     def marker(self, marker: str, calls: Calls) -> bool:
+        if self.failed:
+            return False
         if marker != self._marker:
             if self._at == _VALUE:
                 self._data(marker, calls)
@@ -163,6 +172,7 @@ class ElementReader:
         self._stack = _copy(outermost)
         while len(self._stack) < depth:  # each open element is the last one of the one around it
             self._stack.append(self._stack[-1][2][-1])
+        self.failed = not self._name
         self._writer.load(writer)
 
 

@@ -100,7 +100,11 @@ class GemmaReader:
             )
             return len(text)
         end = min(ends)
-        head = (self._word + text[at:end]).strip()
+        head = (self._word + text[at:end]).lstrip()
+        if len(head) > NAME_LIMIT:
+            self.failed = True
+            return at
+        head = head.rstrip()
         name = head.removeprefix("call").removeprefix(":").strip()
         if not head.startswith(("call:", ":")) or not name or len(name.split()) > 1 or not calls.begin(name):
             self.failed = True
@@ -123,8 +127,9 @@ class GemmaReader:
             self._sound = self._sound and len(self._word) <= WORD_LIMIT
             self._word = self._word[:WORD_LIMIT]
             return len(text)
-        key = (self._word + text[at : match.start()]).strip()
-        self._word = ""
+        key = self._word + text[at : match.start()]
+        self._sound = self._sound and len(key) <= WORD_LIMIT
+        key, self._word = key[:WORD_LIMIT].strip(), ""
         if match.group() == "}":
             self._sound = self._sound and not key
             self._pop("}", calls)

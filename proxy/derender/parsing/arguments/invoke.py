@@ -72,17 +72,21 @@ class InvokeReader:
         if self._at == _VALUE:
             self._data(text, calls)
         elif self._at != _BETWEEN:
-            self._text += text
-            end = self._text.find(">")
-            if end >= 0:
-                rest = self._text[end + 1 :]
-                self._name_ends(self._text[:end], calls)
-                if self.failed:
-                    return 0
-                if rest and self._at == _VALUE:
-                    self._data(rest, calls)
-            elif len(self._text) > NAME_LIMIT or (self._at == _NAME and "\n" in self._text):
+            end = text.find(">")
+            piece = text if end < 0 else text[:end]
+            # what is too long, or goes over to the next line, is no name
+            newline = piece.find("\n") if self._at == _NAME else -1
+            room = min(NAME_LIMIT - len(self._text), newline if newline >= 0 else NAME_LIMIT)
+            self._text += piece[:room]
+            if newline >= 0 or len(piece) > room:
                 self._malformed(calls)
+                return room
+            if end >= 0:
+                self._name_ends(self._text, calls)
+                if self.failed:
+                    return end + 1
+                if self._at == _VALUE and end + 1 < len(text):
+                    self._data(text[end + 1 :], calls)
         return len(text)
 
     def _name_ends(self, written: str, calls: Calls) -> None:

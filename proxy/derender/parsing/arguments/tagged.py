@@ -65,9 +65,11 @@ class TaggedReader:
             self._text += text
             self.failed = len(self._text) > NAME_LIMIT
         elif self._at == _KEY:
-            self._text += text
-            if len(self._text) > KEY_LIMIT:
+            room = KEY_LIMIT - len(self._text)
+            self._text += text[:room]
+            if len(text) > room:
                 self.finish(calls)
+                return room
         return len(text)
 
     def marker(self, marker: str, calls: Calls) -> bool:

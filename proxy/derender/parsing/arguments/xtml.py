@@ -50,6 +50,8 @@ class XtmlReader:
         self.failed = not self._begun
 
     def text(self, text: str, calls: Calls) -> int:
+        if self.failed:
+            return 0
         if self._at == _VALUE:
             self._writer.data(text, calls)
         elif self._at == _VALUE_CLOSING:
@@ -68,6 +70,8 @@ class XtmlReader:
         self._at = _VALUE
 
     def marker(self, marker: str, calls: Calls) -> bool:
+        if self.failed:
+            return False
         if self._at == _VALUE_CLOSING:
             if marker == SEP and self._tag.strip() == "argument":
                 self._writer.close(calls)
@@ -114,4 +118,5 @@ class XtmlReader:
 
     def load(self, state: Any) -> None:
         self._at, self._tag, self._begun, writer = state
+        self.failed = not self._begun
         self._writer.load(writer)
