@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -38,6 +39,10 @@ from proxy.routes.generation import failure_of, finish_closing
 from proxy.routes.middleware import ApiKeys, BodyLimit, Front, Shortcut, StreamLimit
 from proxy.routes.registry import ModelRegistry
 from proxy.routes.responses import error_response
+from proxy.serving.control import Control
+from proxy.serving.drain import Drain
+from proxy.serving.server import Server
+from proxy.serving.siblings import Siblings
 
 log = logging.getLogger("derender")
 
@@ -116,6 +121,7 @@ def load(settings: Settings) -> Parts:
         metrics=metrics,
         tier=Tier(settings, limits, renderer, derenderer, metrics),
         rollout=_rollout(settings, limits, renderer, derenderer, metrics, engine),
+        drain=Drain(settings.shutdown_window, settings.shutdown_timeout),
         parsers_why=choice.explanation,
     )
 
@@ -197,6 +203,10 @@ def build(parts: Parts) -> ASGIApp:
         if parts.engine is not None:
             await parts.engine.start()
         await parts.rollout.start()
+        if parts.siblings is not None:
+            await parts.siblings.start(parts.drain)
+        if parts.control is not None:
+            await parts.control.start()
         finding = asyncio.create_task(parts.models.discover())
         try:
             yield
@@ -204,6 +214,10 @@ def build(parts: Parts) -> ASGIApp:
             finding.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await finding
+            if parts.control is not None:
+                await parts.control.close()
+            if parts.siblings is not None:
+                await parts.siblings.close()
             await finish_closing()
             await parts.rollout.close()
             if parts.engine is not None:
@@ -228,12 +242,13 @@ def build(parts: Parts) -> ASGIApp:
         header=settings.request_id_header,
         routes=paths,
         metrics=parts.metrics,
+        drain=parts.drain,
         extra={"derender.parts": parts},
     )
 
 
-def server(parts: Parts) -> uvicorn.Server:
-    """A server for ``parts``; ``run(sockets=[...])`` serves until SIGTERM or SIGINT."""
+def server(parts: Parts) -> Server:
+    """A server for ``parts``; ``run(sockets=[...])`` serves until SIGTERM or SIGINT and the drain that they begin."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     config = uvicorn.Config(
         build(parts),
@@ -246,10 +261,23 @@ def server(parts: Parts) -> uvicorn.Server:
         server_header=False,
         proxy_headers=False,  # nothing here depends on who the client is
         timeout_keep_alive=75,  # longer than the 60 s of common load balancers, which must be first to close
-        timeout_graceful_shutdown=int(parts.settings.shutdown_timeout),
+        timeout_graceful_shutdown=1,  # the drain is over by then
         backlog=2048,
     )
-    return uvicorn.Server(config)
+    reload = parts.rollout.reload if parts.settings.config_file is not None else None
+    return Server(config, parts.drain, reload=reload)
+
+
+def worker(parts: Parts, directory: Path | None, index: int, parent: int | None = None) -> Server:
+    """The server of worker ``index``, with a local socket in ``directory``; it ends when ``parent`` (a pid) has."""
+    if directory is not None:
+        siblings = Siblings(directory, index, parts.settings.workers, parts.metrics.exposition)
+        parts.siblings = siblings if parts.settings.workers > 1 else None
+        answers = {"metrics": siblings.exposition}
+        parts.control = Control(siblings.socket_of(index), parts.drain, answers)
+    made = server(parts)
+    made.parent = parent
+    return made
 
 
 async def _known_failure(request: Request, error: Exception) -> Response:

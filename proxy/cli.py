@@ -1,4 +1,4 @@
-"""``derender-proxy``: serve, simulate, check, derender, version. Flags are made from the settings model."""
+"""``derender-proxy``: serve, drain, simulate, check, derender, version. Flags are made from the settings model."""
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_arguments(simulate)
     derender = commands.add_parser("derender", help="offline: a captured token-only answer to chat chunks")
     offline.add_arguments(derender)
+    drain = commands.add_parser("drain", help="for a preStop hook: begin the drain, return when no stream is open")
+    drain.add_argument("--port", type=int, metavar="N", help="Which sidecar, where several run. Default: the only one.")
+    drain.add_argument("--quiet", action="store_true", help="Do not tell how many streams are open.")
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -99,6 +102,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             sys.exit(simulate(arguments))
         if command == "derender":
             sys.exit(offline.run(argparse.Namespace(**arguments)))
+        if command == "drain":
+            from proxy.serving.command import drain
+
+            sys.exit(drain(arguments["port"], quiet=arguments["quiet"]))
         settings = load(arguments)
         sys.exit(serve(settings) if command == "serve" else check(settings))
     except ConfigError as error:
@@ -124,30 +131,46 @@ def serve(settings: Settings) -> int:
     # The server's packages are not needed to refuse a configuration, and take most of the start-up time.
     from proxy import app
     from proxy.observe import logs
+    from proxy.serving import control
+    from proxy.serving.workers import Supervisor
 
     logs.configure(settings.log_level, settings.log_format)
     log.info("starting", extra={"fields": {"version": __version__, **settings.effective()}})
     parts = app.load(settings)
-    listener = bind(settings.host, settings.port)
-    host, port = listener.getsockname()[:2]
+    shared = settings.workers > 1
+    listeners = [bind(settings.host, settings.port, shared=shared)]
+    host, port = listeners[0].getsockname()[:2]
+    listeners += [bind(settings.host, port, shared=True) for _ in range(settings.workers - 1)]
     log.info("listening", extra={"fields": {"host": host, "port": port}})
-    # uvicorn drains on these and raises them again when it is done; that is a clean end here.
+    # Until the server listens to them there is nothing to drain.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    server = app.server(parts)
+    directory = control.make_directory(port)
     # What start-up made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    server.run(sockets=[listener])
-    return 0
+    try:
+        if not shared:
+            app.worker(parts, directory, 0).run(sockets=listeners)
+            return 0
+        parent = os.getpid()
+
+        def work(index: int, listener: socket.socket) -> None:
+            app.worker(parts, directory, index, parent).run(sockets=[listener])
+
+        return Supervisor(listeners, work).run()
+    finally:
+        control.remove_directory(directory)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises ConfigError where the address cannot be had."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket to listen at, of several at one address if ``shared``; ConfigError where the address cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError as error:
         raise ConfigError(f"--host/--port: cannot listen on {host}:{port}: {error.strerror or error}") from None

@@ -174,9 +174,17 @@ class Settings(BaseSettings):
     sse_keep_alive_interval: float = Field(
         15.0, ge=0, description="Idle time after which a stream gets a comment line. 0: never."
     )
-    shutdown_timeout: float = Field(30.0, ge=0, description="How long open streams may go on after SIGTERM.")
+    shutdown_window: float = Field(
+        5.0,
+        ge=0,
+        description="How long a draining server, no longer ready, still takes requests: until every gateway has heard.",
+    )
+    shutdown_timeout: float = Field(
+        30.0, ge=0, description="How long open streams may go on after that; then they end with an error event."
+    )
     render_threads: int = Field(2, ge=1, le=64, description="Threads that tokenize long prompts.")
 
+    debug: bool = Field(False, description="Serve /debug and /debug/ui: open streams and counters, never content.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
     log_format: Literal["text", "json"] = Field("text", description="Form of the log lines.")
 
@@ -203,7 +211,9 @@ class Settings(BaseSettings):
         None, description="File with the key, in place of --state-key."
     )
     resume_on_engine_loss: Annotated[bool, Knob(later=True)] = Field(False, description="Go on with another engine.")
-    workers: Annotated[int, Knob(later=True)] = Field(1, ge=1, description="Processes that share the port.")
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that share the port. Limits on streams and the cache are for each."
+    )
     admin_port: Annotated[int | None, Knob(later=True)] = Field(
         None, ge=0, le=65535, description="A port of its own for probes and metrics."
     )

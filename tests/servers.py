@@ -130,7 +130,8 @@ class Process:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            # No gateway has to hear of the end, unless a test says so.
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "DERENDER_SHUTDOWN_WINDOW": "0", **(env or {})},
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -6,12 +6,16 @@ import logging
 import sys
 import time
 import traceback
+from typing import Any
 
 import msgspec
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 log = logging.getLogger("derender")
+
+
+_NOT_LOGGED = frozenset({"route", "probe", "watched", "trace"})
 
 
 class Record(msgspec.Struct):
@@ -33,13 +37,15 @@ class Record(msgspec.Struct):
     ttft: float | None = None
     duration: float = 0.0
     probe: bool = False  # health checks and scrapes: logged at debug level only
+    watched: Any = None  # what generates the answer, while it does; for /debug
+    trace: Any = None  # the request's span, where it is traced
 
     def fields(self) -> dict[str, object]:
         """The fields that say something, rounded for reading."""
         found: dict[str, object] = {}
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is None or name in ("route", "probe"):
+            if value is None or name in _NOT_LOGGED:
                 continue
             found[name] = round(value, 6) if isinstance(value, float) else value
         return found

@@ -22,6 +22,9 @@ from proxy.render.renderer import Renderer
 from proxy.rollout.control import Rollout
 from proxy.routes.derender_tier import Tier
 from proxy.routes.registry import ModelRegistry
+from proxy.serving.control import Control
+from proxy.serving.drain import Drain
+from proxy.serving.siblings import Siblings
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -46,6 +49,9 @@ class Parts:
     metrics: Metrics
     tier: Tier
     rollout: Rollout
+    drain: Drain
+    siblings: Siblings | None = None  # the other workers
+    control: Control | None = None  # the local socket, of a process of its own
     parsers_why: str = ""  # what `auto` has decided, and why
 
     @property

@@ -71,6 +71,7 @@ class Generation:
         self._metrics = metrics
         self._started = started  # perf_counter at which the client's request arrived
         self._whole = whole
+        record.watched = self  # for as long as the request runs
         self._now = time.perf_counter  # uvloop's own clock counts whole milliseconds
         self._last = 0.0
         self._pending: dict[asyncio.Task[list[GenerateEvent] | None], Source] = {}

@@ -6,6 +6,7 @@ the limit on concurrent streams. Each knows its own business only.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -22,6 +23,7 @@ from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
 from proxy.routes.context import REQUEST_ID
 from proxy.routes.responses import ClientLeft, JsonBytes, error_response
+from proxy.serving.drain import LAST_WORDS, Drain
 
 PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
@@ -45,15 +47,17 @@ class Front:
         header: str,
         routes: Collection[str],
         metrics: Metrics,
+        drain: Drain | None = None,
         extra: dict[str, Any] | None = None,
     ) -> None:
-        """``extra`` goes into the scope of every request."""
+        """``extra`` goes into the scope of every request; ``drain`` knows those that are not probes while they run."""
         self.app = app
         self.extra = {"app": self, **(extra or {})}
         self.header = header.lower()
         self._name = self.header.encode()
         self.routes = frozenset(routes)
         self.metrics = metrics
+        self.drain = drain or Drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.update(self.extra)
@@ -74,18 +78,24 @@ class Front:
         scope["derender.record"] = record
         # ASGI has no way to cut a connection whose peer takes nothing; closing would wait for it. uvicorn's has.
         scope["derender.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
-        started = False
+        drain = self.drain
+        start: Message | None = None  # of the answer, and the latest of its body
+        latest: Message = {}
 
         def with_id(message: Message) -> Any:
-            nonlocal started
+            nonlocal start, latest
+            latest = message
             if message["type"] == "http.response.start":
-                started = True
+                start = message
                 record.code = record.code or message["status"]
                 headers = MutableHeaders(raw=list(message.get("headers", ())))
                 if header_of(message, self._name) is None:
                     headers.raw.append((self._name, record.id.encode()))
                 else:
                     headers[self.header] = record.id
+                if drain.begun:
+                    # Whoever keeps connections shall make the next one elsewhere.
+                    headers["connection"] = "close"
                 message["headers"] = headers.raw
                 if record.mode != "derender" or path in GENERATING:
                     headers["x-derender-mode"] = record.mode
@@ -93,8 +103,19 @@ class Front:
 
         # A stream sends through this and past what lies between, which matters only before its headers.
         scope["derender.send"] = with_id
+        opened = None if record.probe else drain.enter(record)
         try:
-            await self.app(scope, receive, with_id)
+            if opened is not None and drain.refusing:
+                record.error = "shutdown"
+                await error_response(_going())(scope, receive, with_id)
+            else:
+                await self.app(scope, receive, with_id)
+        except asyncio.CancelledError:
+            if opened is None or not opened.cut or opened.task is None:
+                raise
+            opened.task.uncancel()  # it was meant for what is done now, not for what is still to be said
+            record.code, record.error = 503, "shutdown"
+            await self._last_words(scope, receive, with_id, start, latest)
         except ClientLeft:
             record.code = 499
             self.metrics.client_disconnects += 1
@@ -102,19 +123,56 @@ class Front:
             logs.failure(error, record)
             record.code = 500
             record.error = "internal"
-            if started:
+            if start is not None:
                 # Only a stream can have begun: its end must not look like a success.
                 await send({"type": "http.response.body", "body": error_event(None), "more_body": False})
             else:
                 await JsonBytes(INTERNAL_ERROR, status_code=500)(scope, receive, with_id)
         finally:
+            if opened is not None:
+                drain.leave(opened)
+            record.watched = None
             record.duration = time.perf_counter() - began
             self.metrics.requests[record.route, record.mode, str(record.code)] += 1
             logs.access(record)
 
+    async def _last_words(
+        self, scope: Scope, receive: Receive, send: Send, start: Message | None, latest: Message
+    ) -> None:
+        """What a client gets whose answer the deadline of the drain has cut short."""
+        error = RequestError(
+            "This server is shutting down; the answer could not be completed.", status=503, headers={"retry-after": "1"}
+        )
+        transport = scope["derender.transport"]
+        try:
+            async with asyncio.timeout(LAST_WORDS / 2):
+                if start is None:
+                    await error_response(error)(scope, receive, send)
+                    return
+                if latest is not start and not latest.get("more_body"):
+                    return  # it was complete after all
+                between_events = latest is start or latest.get("body", b"").endswith(b"\n\n")
+                if between_events and (header_of(start, b"content-type") or "").startswith("text/event-stream"):
+                    await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+                    return
+        except TimeoutError:
+            pass  # it takes nothing
+        # In the middle of an event, or of a body that has no way to say so.
+        if transport is not None:
+            transport.abort()
+            await asyncio.sleep(0)
+
     def _given_id(self, scope: Scope) -> str | None:
         given = header_of(scope, self._name)
         return given if given is not None and REQUEST_ID.fullmatch(given) else None
+
+
+def _going() -> RequestError:
+    return RequestError(
+        "This server is shutting down. Try again; another one will answer.",
+        status=503,
+        headers={"retry-after": "1", "connection": "close"},
+    )
 
 
 class ApiKeys:

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from proxy.errors import UpstreamError
+from proxy.observe.exposition import joined
 from proxy.routes.context import call_of
 from proxy.routes.responses import JsonBytes
 from proxy.routes.sse_chunks import dumps
@@ -24,10 +25,12 @@ async def health(request: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 when the tokenizer is loaded (it is, or there would be no server), the engine has told its models and is
-    well; else 503 and what is missing."""
+    well, and no drain has begun; else 503 and what is missing."""
     parts = call_of(request).parts
     missing = []
-    if not parts.models.known:
+    if parts.drain.begun:
+        missing.append("draining")
+    elif not parts.models.known:
         missing.append("engine has not listed its models")
     elif parts.engine is not None and not await parts.engine.healthy():
         missing.append("engine is not healthy")
@@ -37,12 +40,14 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Our series, then the engine's as they are: pickers and autoscalers scrape the engine through this port."""
+    """Our series, those of all workers, then the engine's as they are: pickers and autoscalers scrape the engine
+    through this port."""
     parts = call_of(request).parts
-    body = parts.metrics.exposition()
+    siblings = parts.siblings
+    body = parts.metrics.exposition() if siblings is None else await siblings.all_expositions()
     if parts.engine is not None:
         try:
-            body += (await parts.engine.metrics()).replace(b"# EOF\n", b"")
+            body = joined(body, await parts.engine.metrics())
         except UpstreamError as error:
             parts.metrics.engine_errors[error.kind] += 1  # ours stay up while the engine is down
     return Response(body, headers={"content-type": EXPOSITION})

@@ -67,7 +67,7 @@ async def stream_response(
 
     def on_end(complete: bool) -> None:
         generation.finish_record()
-        if not complete:
+        if not complete and record.error != "shutdown":
             record.code = 499
             metrics.client_disconnects += 1
 
