@@ -41,6 +41,7 @@ OWNED = {
     "port": "ports.http",
     "admin_port": "ports.admin",
     "engine_url": "engineUrl",
+    "shutdown_window": "shutdown.window",
     "shutdown_timeout": "shutdown.timeout",
     "ssl_certfile": "tls.secretName",
     "ssl_keyfile": "tls.secretName",

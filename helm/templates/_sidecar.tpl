@@ -28,6 +28,7 @@ restartPolicy: Always
 {{- else }}
 - --engine-url=http://127.0.0.1:{{ int $v.engine.port }}
 {{- end }}
+- --shutdown-window={{ int $v.shutdown.window }}
 - --shutdown-timeout={{ int $v.shutdown.timeout }}
 {{- if $v.tls.secretName }}
 - --ssl-certfile=/etc/derender-proxy-tls/tls.crt

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.wire import chat_body
 from tests.helm.chart import CHART, container, one, render
-from tests.servers import free_port
+from tests.servers import DEMO_MODEL, Process, free_port
 
 WAIT = CHART / "files" / "wait_for_drain.py"
 API = CHART / "files" / "api_test.py"
@@ -50,6 +50,31 @@ def test_the_engine_outlives_open_streams(sidecar):
     returned = time.monotonic()
     thread.join()
     assert 0 <= returned - ended[0] < 5
+
+
+def test_a_pod_ends_in_order(simulator):
+    """All preStop hooks at once; each returns after the last stream, then the sidecar ends with 0."""
+    (_, command) = container(render({"model": "m"}), "derender-proxy")["lifecycle"]["preStop"]["exec"]["command"]
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}"
+    with Process(
+        "serve", str(DEMO_MODEL), "--host", "127.0.0.1", "--port", port, "--engine-url", simulator.url,
+        "--shutdown-window", "0.5", "--shutdown-timeout", "30",
+    ) as sidecar:  # fmt: skip
+        sidecar.wait_for_url(f"{url}/ready")
+        body = chat_body("word " * 60, xargs={"itl": 0.05}, stream=True)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            script = [sys.executable, str(WAIT), f"--metrics={url}/metrics", "--window=0.5", "--timeout=60"]
+            with Process(command, "--port", port) as drain, subprocess.Popen(script) as engine:
+                time.sleep(1.5)
+                assert httpx.get(f"{url}/ready").status_code == 503
+                assert drain.process.poll() is None and engine.poll() is None
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+                assert drain.wait(30) == 0 and engine.wait(30) == 0
+        sidecar.process.terminate()
+        assert sidecar.wait(20) == 0
 
 
 def test_the_window_is_waited_out(sidecar):
@@ -107,7 +132,8 @@ def test_the_grace_period_is_long_enough(shape):
     }  # fmt: skip
     objects = render(values)
     (spec,) = [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
-    assert "--shutdown-timeout=100" in container(objects, "derender-proxy")["args"]
+    given = container(objects, "derender-proxy")["args"]
+    assert "--shutdown-window=7" in given and "--shutdown-timeout=100" in given
     if shape == "standalone":
         assert spec["terminationGracePeriodSeconds"] == 7 + 100 + 5
         return

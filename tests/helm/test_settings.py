@@ -15,7 +15,6 @@ from tests.helm.chart import CASES, case, container, of_kind, render
 
 # What ``load`` says of a setting that a later version carries out; gone once it is.
 LATER = "this version does not carry it out yet"
-COMING = {"drain"}
 
 
 def loaded(objects, tmp_path, monkeypatch):
@@ -107,4 +106,4 @@ def test_commands_exist():
     assert "serve" in commands
     sidecar = container(case("sidecar-minimal"), "derender-proxy")
     program, command = sidecar["lifecycle"]["preStop"]["exec"]["command"]
-    assert program == "derender-proxy" and command in {*commands, *COMING}
+    assert program == "derender-proxy" and command in commands
