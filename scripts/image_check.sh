@@ -87,6 +87,10 @@ say "health check" "passes"
 say "memory" "$(podman stats --no-stream --format '{{.MemUsage}}' $name)"
 podman exec $name /bin/sh -c 'touch /opt/derender/x' 2>/dev/null && fail "the root file system is writable"
 say "root file system" "read-only"
+podman exec $name derender-proxy drain --quiet || fail "derender-proxy drain fails"
+code=$(curl -s -o /dev/null -w '%{http_code}' --max-time 5 "http://127.0.0.1:$PORT/ready")
+[ "$code" = 503 ] || fail "/ready answers $code after a drain"
+say "derender-proxy drain" "returns; /ready $code"
 began=$(date +%s%N)
 podman stop --time 20 $name >/dev/null
 code=$(podman inspect --format '{{.State.ExitCode}}' $name)
