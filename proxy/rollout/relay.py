@@ -188,6 +188,8 @@ class Relay:
             headers["authorization"] = f"Bearer {self.options.api_key}"
         # A random part, as on the other path: nobody may abort another's request by choosing its id.
         headers[self.options.request_id_header] = f"{record.id}-{secrets.token_hex(8)}"
+        if record.trace is not None:
+            record.trace.to_engine(headers)
         return headers
 
 

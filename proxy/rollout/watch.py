@@ -27,7 +27,7 @@ class FileWatch:
     def __init__(self, path: str, changed: Callable[[], Awaitable[None]], interval: float = 1.0) -> None:
         self._path = path
         self._changed = changed
-        self._interval = interval
+        self.interval = interval
         self._seen = signature(path)
         self._task: asyncio.Task[None] | None = None
 
@@ -42,7 +42,7 @@ class FileWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(self.interval)
             now = await asyncio.to_thread(signature, self._path)
             # Between the removal of a file and its return there is nothing to read.
             if now is not None and now != self._seen:

@@ -365,3 +365,52 @@ async def test_a_client_that_takes_nothing_is_dropped(passing):
         async with asyncio.timeout(5):
             await closed.wait()
         writer.close()
+
+
+async def test_several_engines(passing):
+    """The least loaded takes the request, and one that cannot be reached is passed over."""
+    gate = asyncio.Event()
+
+    def engine(name: bytes):
+        async def handler(asked: Message, reader: Reader, writer: Writer) -> None:
+            await read_body(reader, asked, to_end=False)
+            if b"wait" in asked.body:
+                await gate.wait()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n" + name)
+
+        return handler
+
+    async with upstream(engine(b"a")) as one, upstream(engine(b"b")) as two:
+        sidecar = passing(f"http://127.0.0.1:9,{one.url},{two.url}")
+        slow = [asyncio.create_task(ask(sidecar.url, [request(CHAT, b'"wait"')])) for _ in range(6)]
+        await until(lambda: len(one.asked) == len(two.asked) == 3)
+        gate.set()
+        assert sorted([(await task).body for task in slow]) == [b"a"] * 3 + [b"b"] * 3
+        for _ in range(6):
+            assert (await ask(sidecar.url, [request(CHAT, b"{}")])).body in (b"a", b"b")
+        assert all(member.running == 0 for member in sidecar.parts.engine.members)
+
+
+async def test_the_end_of_a_drain(passing):
+    """A relayed stream that outlives the drain ends as the others do, and the engine is let go."""
+    closed = asyncio.Event()
+
+    async def endless(asked: Message, reader: Reader, writer: Writer) -> None:
+        await read_body(reader, asked, to_end=False)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + chunked([b"data: 1\n\n"])[0])
+        await reader.read(1)
+        closed.set()
+        writer.close()
+
+    async with upstream(endless) as engine:
+        sidecar = passing(engine.url)
+        asked = asyncio.create_task(ask(sidecar.url, [request(CHAT, b"{}")]))
+        await until(lambda: bool(engine.asked) and len(sidecar.parts.drain.open) == 1)
+        await asyncio.sleep(0.1)
+        sidecar.parts.drain.hurry()
+        got = await asked
+        async with asyncio.timeout(2):
+            await closed.wait()
+    assert got.complete and got.body.startswith(b"data: 1\n\ndata: {") and got.body.endswith(b"data: [DONE]\n\n")
+    assert b"shutting down" in got.body
