@@ -82,6 +82,11 @@ class Pool(Engine):
 
     async def _ask(self, member: Member) -> bool:
         well = await member.engine.healthy()
+        if well and not member.up:
+            try:
+                await member.engine.models()  # whom it speaks to and which adapters there are, may have changed
+            except UpstreamError:
+                well = False
         if well:
             self._heard(member)
         else:
@@ -153,19 +158,17 @@ class Pool(Engine):
 
     # -- questions -----------------------------------------------------------------------------------------
 
-    async def _first(self, question: Callable[[Engine], Coroutine[Any, Any, T]]) -> T:
-        """The first answer, of those that are up before those that are not."""
-        failure: UpstreamError | None = None
-        for member in sorted(self.members, key=lambda member: not member.up):
-            try:
-                return await question(member.engine)
-            except UpstreamError as error:
-                failure = error
-        assert failure is not None
-        raise failure
-
     async def models(self) -> list[ModelCard]:
-        return await self._first(lambda engine: engine.models())
+        """The first list, of those that are up before those that are not; all are asked, to know their adapters.
+
+        Raises UpstreamError if nobody answers.
+        """
+        members = sorted(self.members, key=lambda member: not member.up)
+        answers = await asyncio.gather(*(member.engine.models() for member in members), return_exceptions=True)
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                return answer
+        raise next(answer for answer in answers if isinstance(answer, BaseException))
 
     async def has_tokenizer(self) -> bool | None:
         """What all of them say: a request may go to any."""
@@ -191,7 +194,7 @@ class Pool(Engine):
         answers = await asyncio.gather(*(ask(member) for member in self.members), return_exceptions=True)
         texts = [answer for answer in answers if isinstance(answer, tuple)]
         if not texts:
-            raise next(answer for answer in answers if isinstance(answer, UpstreamError))
+            raise next(answer for answer in answers if isinstance(answer, BaseException))
         return merged(texts)
 
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from proxy.engines.base import GenerateRequest
+from proxy.engines.completions import CompletionsEngine
 from proxy.engines.detect import AutoEngine
 from proxy.engines.exposition import merged
 from proxy.engines.http import EngineOptions
@@ -116,7 +117,7 @@ def pool_of(*servers: RawServer | str, interval: float = 60.0) -> Pool:
 
 
 def answering(*steps: Step) -> Any:
-    return lambda asked: list(steps) if asked.path == GENERATE else plain(200, b"{}")
+    return lambda asked: list(steps) if asked.path == GENERATE else plain(200, {"data": [{"id": "m"}]})
 
 
 def asked_of(server: RawServer) -> int:
@@ -207,7 +208,7 @@ async def test_one_bad_answer_of_a_health_check_is_forgiven() -> None:
     health = [200, 500, 200, 500, 500]
 
     def answer(asked: Asked) -> list[Step]:
-        return plain(health.pop(0), b"")
+        return plain(health.pop(0), b"") if asked.path == "/health" else plain(200, {"data": []})
 
     async with serving(answer) as one, started(pool_of(one)) as pool:
         await eventually(lambda: len(health) == 4)
@@ -242,6 +243,33 @@ async def test_an_engine_that_hangs_up_is_left_for_one_other_only() -> None:
             await ids_of(pool)
         assert (caught.value.kind, caught.value.status) == ("connect", 502)
         assert sum(asked_of(server) > 0 for server in servers) == 2
+
+
+async def test_every_engine_is_known_by_its_own_list_of_models() -> None:
+    """Not by that of the first to answer."""
+
+    def listing(owner: str) -> Any:
+        return lambda asked: plain(200, {"data": [{"id": "m", "owned_by": owner}]})
+
+    async with serving(listing("sglang")) as one, serving(listing("tensorrt_llm")) as two:
+        engines = [CompletionsEngine(EngineOptions(url=server.url)) for server in (one, two)]
+        async with started(Pool([(engine.options.url, engine) for engine in engines], interval=60)) as pool:
+            assert [card.id for card in await pool.models()] == ["m"]
+            assert [engine.flavour.name for engine in engines] == ["sglang", "tensorrt_llm"]
+
+
+async def test_an_engine_that_lists_no_models_yet_has_not_joined() -> None:
+    status = 503
+
+    def answer(asked: Asked) -> list[Step]:
+        return plain(200 if asked.path == "/health" else status, {"data": []})
+
+    async with serving(answer) as one, started(pool_of(one)) as pool:
+        await pool.check()
+        assert not pool.members[0].up
+        status = 200
+        await pool.check()
+        assert pool.members[0].up
 
 
 async def test_nobody_left() -> None:
