@@ -21,7 +21,7 @@ $(STAMPS)/demo: pyproject.toml | $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[harmony,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[harmony,otel,test,lint]'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(JS)/node_modules/.package-lock.json: $(JS)/package.json $(JS)/package-lock.json

@@ -25,6 +25,7 @@ from proxy.engines.clients import engine_for
 from proxy.engines.http import EngineOptions
 from proxy.engines.pool import Pool
 from proxy.errors import RequestError, UpstreamError
+from proxy.observe import tracing
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
 from proxy.render.renderer import Renderer, RenderOptions
@@ -71,6 +72,8 @@ ROUTES = [
 
 def load(settings: Settings) -> Parts:
     """Read the model's files and build everything that serves; raises ConfigError before anything is opened."""
+    if settings.otlp_traces_endpoint and tracing.is_wanted("flag") and not tracing.is_installed():
+        raise ConfigError(f"--otlp-traces-endpoint: {tracing.MISSING}")
     model = settings.model
     assert model is not None  # config.load has checked it
     try:
@@ -203,6 +206,8 @@ def build(parts: Parts) -> ASGIApp:
         if parts.engine is not None:
             await parts.engine.start()
         await parts.rollout.start()
+        parts.tracing = parts.tracing or tracing.start(settings.otlp_traces_endpoint, _provider(parts))
+        front.tracing = parts.tracing
         if parts.siblings is not None:
             await parts.siblings.start(parts.drain)
         if parts.control is not None:
@@ -223,6 +228,8 @@ def build(parts: Parts) -> ASGIApp:
             if parts.engine is not None:
                 await parts.engine.close()
             await parts.renderer.close()
+            if parts.tracing is not None:
+                await parts.tracing.close()
 
     # Starlette's own stack would wrap every send of a stream three times over; these are its parts without that.
     paths = [route.path for route in ROUTES]
@@ -237,7 +244,7 @@ def build(parts: Parts) -> ASGIApp:
     app = Shortcut(app, {route.path: route.endpoint for route in DERENDER_ROUTES})
     app = BodyLimit(app, limit=settings.max_body_size)
     app = ApiKeys(app, keys=settings.api_key)
-    return Front(
+    front = Front(
         app,
         header=settings.request_id_header,
         routes=paths,
@@ -245,6 +252,12 @@ def build(parts: Parts) -> ASGIApp:
         drain=parts.drain,
         extra={"derender.parts": parts},
     )
+    return front
+
+
+def _provider(parts: Parts) -> str:
+    """What the engine is, in traces; nothing where that is not known yet."""
+    return parts.settings.engine if parts.settings.engine in ("vllm", "sglang") else ""
 
 
 def server(parts: Parts) -> Server:

@@ -184,6 +184,11 @@ class Settings(BaseSettings):
     )
     render_threads: int = Field(2, ge=1, le=64, description="Threads that tokenize long prompts.")
 
+    otlp_traces_endpoint: Annotated[str | None, Knob("URL")] = Field(
+        None,
+        description="Where OpenTelemetry spans go, as in http://collector:4318/v1/traces (needs the extra `otel`); by "
+        "default what OTEL_EXPORTER_OTLP_ENDPOINT says.",
+    )
     debug: bool = Field(False, description="Serve /debug and /debug/ui: open streams and counters, never content.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
     log_format: Literal["text", "json"] = Field("text", description="Form of the log lines.")

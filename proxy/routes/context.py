@@ -16,6 +16,7 @@ from proxy.engines.base import Engine, GenerateRequest
 from proxy.errors import RequestError
 from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
+from proxy.observe.tracing import Tracing
 from proxy.protocol.checks import Limits
 from proxy.render.rendered import Rendered
 from proxy.render.renderer import Renderer
@@ -51,6 +52,7 @@ class Parts:
     rollout: Rollout
     drain: Drain
     siblings: Siblings | None = None  # the other workers
+    tracing: Tracing | None = None
     control: Control | None = None  # the local socket, of a process of its own
     parsers_why: str = ""  # what `auto` has decided, and why
 
@@ -85,7 +87,6 @@ class Call:
     ) -> GenerateRequest:
         """What the engine is asked. Its id carries a random part: clients choose ids, and one must not be able to
         abort another's request by choosing the same."""
-        headers = {name: value for name in FORWARDED if (value := self.request.headers.get(name)) is not None}
         return GenerateRequest(
             request_id=f"{self.record.id}{suffix}-{secrets.token_hex(8)}",
             token_ids=rendered.prompt_token_ids,
@@ -99,8 +100,14 @@ class Call:
             reasoning_ended=rendered.reasoning_ended,
             reasoning_parser_kwargs=rendered.reasoning_parser_kwargs,
             extra=rendered.extra,
-            headers=headers,
+            headers=self._engine_headers(),
         )
+
+    def _engine_headers(self) -> dict[str, str]:
+        headers = {name: value for name in FORWARDED if (value := self.request.headers.get(name)) is not None}
+        if self.record.trace is not None:
+            self.record.trace.to_engine(headers)
+        return headers
 
 
 def record_of(scope: Scope) -> Record:

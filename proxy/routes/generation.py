@@ -233,6 +233,8 @@ class Generation:
     def finish_record(self) -> None:
         """Enter the counts of this request into its access line and the metrics."""
         record, metrics = self._record, self._metrics
+        if record.trace is not None:
+            record.trace.engine_ended()
         streams = [stream for source in self._sources for stream in source.streams]
         record.prompt_tokens = self.prompt_tokens
         record.completion_tokens = self.completion_tokens

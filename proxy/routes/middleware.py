@@ -21,6 +21,7 @@ from proxy.errors import INTERNAL_ERROR, RequestError, error_event
 from proxy.observe import logs
 from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
+from proxy.observe.tracing import Tracing
 from proxy.routes.context import REQUEST_ID
 from proxy.routes.responses import ClientLeft, JsonBytes, error_response
 from proxy.serving.drain import LAST_WORDS, Drain
@@ -58,6 +59,7 @@ class Front:
         self.routes = frozenset(routes)
         self.metrics = metrics
         self.drain = drain or Drain()
+        self.tracing: Tracing | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.update(self.extra)
@@ -78,6 +80,8 @@ class Front:
         scope["derender.record"] = record
         # ASGI has no way to cut a connection whose peer takes nothing; closing would wait for it. uvicorn's has.
         scope["derender.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
+        if self.tracing is not None and not record.probe:
+            record.trace = self.tracing.request(scope["headers"], record)
         drain = self.drain
         start: Message | None = None  # of the answer, and the latest of its body
         latest: Message = {}
@@ -131,8 +135,10 @@ class Front:
         finally:
             if opened is not None:
                 drain.leave(opened)
-            record.watched = None
             record.duration = time.perf_counter() - began
+            if record.trace is not None:
+                record.trace.end(record)
+            record.watched = record.trace = None
             self.metrics.requests[record.route, record.mode, str(record.code)] += 1
             logs.access(record)
 

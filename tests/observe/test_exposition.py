@@ -54,7 +54,7 @@ def test_the_engines_text_comes_untouched():
 def test_no_family_comes_twice():
     lines = ENGINE.splitlines(keepends=True)
     scattered = ENGINE + b"".join(lines[:2]) + b'vllm:num_requests_running{engine="1",model_name="m"} 4.0\n'
-    scattered += b'vllm:ttft_seconds_bucket{le="0.1",engine="1"} 1.0\nno_head_total 3\nno_head_total{a="b"} 4\n'
+    scattered += b'vllm:ttft_seconds_bucket{le="0.1",engine="1"} 1.0\nno_head_total{a="b"} 4\n'
     own = counted(1, 0)
     # An engine behind a sidecar of its own has families of our names.
     text = joined(own, scattered + counted(70, 9))
