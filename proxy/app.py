@@ -26,13 +26,14 @@ from proxy.engines.http import EngineOptions
 from proxy.engines.pool import Pool
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe import tracing
+from proxy.observe.engines import Upstreams
 from proxy.observe.metrics import Metrics
 from proxy.protocol.checks import Limits
 from proxy.render.renderer import Renderer, RenderOptions
 from proxy.rollout.control import Rollout
 from proxy.rollout.dispatch import Dispatch
 from proxy.rollout.relay import RelayOptions
-from proxy.routes import chat, completions, debug, generate, models, ops, render
+from proxy.routes import chat, completions, debug, generate, inspect, models, ops, render
 from proxy.routes.context import Parts, record_of
 from proxy.routes.derender import DerenderEndpoint
 from proxy.routes.derender_tier import Tier
@@ -40,6 +41,7 @@ from proxy.routes.generation import failure_of, finish_closing
 from proxy.routes.middleware import ApiKeys, BodyLimit, Front, Shortcut, StreamLimit
 from proxy.routes.registry import ModelRegistry
 from proxy.routes.responses import error_response
+from proxy.routes.sse_chunks import dumps
 from proxy.serving.control import Control
 from proxy.serving.drain import Drain
 from proxy.serving.server import Server
@@ -66,6 +68,10 @@ ROUTES = [
     Route("/health", ops.health, methods=["GET"]),
     Route("/ready", ops.ready, methods=["GET"]),
     Route("/metrics", ops.metrics, methods=["GET"]),
+    Route("/debug", debug.streams, methods=["GET"]),
+    Route("/debug/ui", debug.page, methods=["GET"]),
+    Route("/debug/inspect", inspect.names, methods=["GET"]),
+    Route("/debug/inspect", inspect.inspect, methods=["POST"]),
     Route("/debug/shadow", debug.shadow, methods=["GET"]),
 ]
 
@@ -114,6 +120,8 @@ def load(settings: Settings) -> Parts:
         else None,
     )
     limits, metrics = Limits(max_n=settings.max_n, max_prompts=settings.max_prompts), Metrics()
+    if isinstance(engine, Pool):
+        metrics.add(Upstreams(engine.members))
     return Parts(
         settings=settings,
         limits=limits,
@@ -286,7 +294,7 @@ def worker(parts: Parts, directory: Path | None, index: int, parent: int | None 
     if directory is not None:
         siblings = Siblings(directory, index, parts.settings.workers, parts.metrics.exposition)
         parts.siblings = siblings if parts.settings.workers > 1 else None
-        answers = {"metrics": siblings.exposition}
+        answers = {"metrics": siblings.exposition, "debug": lambda: dumps(debug.of_this_worker(parts))}
         parts.control = Control(siblings.socket_of(index), parts.drain, answers)
     made = server(parts)
     made.parent = parent

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 # Gauges that say the same in every worker, or for which one worker is enough.
-_NOT_ADDED = frozenset({"derender_build_info", "derender_fallback_breaker_open"})
+_NOT_ADDED = frozenset({"derender_build_info", "derender_fallback_breaker_open", "derender_engine_up"})
 _SUFFIX = re.compile(rb"_(?:bucket|count|sum|total|created|info)$")
 _NAME = re.compile(rb"[A-Za-z_:][A-Za-z0-9_:]*")
 

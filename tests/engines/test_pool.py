@@ -18,8 +18,9 @@ from proxy.engines.detect import AutoEngine
 from proxy.engines.exposition import merged
 from proxy.engines.http import EngineOptions
 from proxy.engines.pool import Pool
+from proxy.engines.sglang import SGLangEngine
 from proxy.engines.vllm import VLLMEngine
-from proxy.errors import UpstreamError
+from proxy.errors import RequestError, UpstreamError
 from tests.e2e.wire import chat_body, fold, post, stream, until
 from tests.engines.raw_server import DONE, SSE_HEAD, Asked, RawServer, Step, event, http_chunk, plain, serving, sse
 from tests.servers import DEMO_NAME, Process, Sidecar, Simulator, free_port
@@ -136,8 +137,8 @@ ANSWER = sse(event(7, finish="stop") + DONE)
 HELD: list[Step] = [SSE_HEAD, http_chunk(event(1)), 30.0]
 
 
-async def ids_of(pool: Pool) -> list[int]:
-    async with pool.generate(GenerateRequest("r", [1])) as running:
+async def ids_of(pool: Pool, **params: Any) -> list[int]:
+    async with pool.generate(GenerateRequest("r", [1], params)) as running:
         found = [token async for events in running for one in events for token in one.choices[0].token_ids or ()]
         assert running.ended and running.read_at > 0 and running.received_at > 0
     return found
@@ -232,6 +233,30 @@ async def test_a_refusal_before_it_began_goes_elsewhere_and_an_error_does_not() 
                             await ids_of(pool)
                 assert (asked_of(one), asked_of(two)) == (1, 2 if elsewhere else 1)
                 assert pool.members[0].up
+
+
+@pytest.mark.parametrize("ending", ["close", "reset"])
+async def test_what_has_begun_to_answer_is_never_asked_twice(ending: str) -> None:
+    cut: list[Step] = [*sse(event(1), end=False), 0.02, ending]
+    async with serving(answering(*cut)) as one, serving(answering(*cut)) as two, started(pool_of(one, two)) as pool:
+        await pool.check()
+        with pytest.raises(UpstreamError) as caught:
+            await ids_of(pool)
+        assert caught.value.kind == "eof"
+        assert asked_of(one) + asked_of(two) == 1
+
+
+async def test_what_no_dialect_can_take_is_the_clients_affair() -> None:
+    async with serving(answering(*ANSWER)) as one:
+        engine = SGLangEngine(EngineOptions(url=one.url))
+        async with started(Pool([(one.url, engine), (one.url, engine)], interval=60)) as pool:
+            for call in (
+                ids_of(pool, bad_words=["x"]),
+                pool.generate_full(GenerateRequest("r", [1], {"bad_words": "x"})),
+            ):
+                with pytest.raises(RequestError):
+                    await call
+            assert [member.running for member in pool.members] == [0, 0] and asked_of(one) == 0
 
 
 async def test_an_engine_that_hangs_up_is_left_for_one_other_only() -> None:
@@ -335,7 +360,11 @@ def test_no_request_is_lost_when_one_of_two_is_killed(two_engines: tuple[list[in
         assert list(clients.map(one, range(20))) == wanted
         assert [member.up for member in pool.members] == [False, True]
         assert httpx.get(sidecar.url + "/ready").status_code == 200
-        assert f'upstream="127.0.0.1:{ports[1]}"' in httpx.get(sidecar.url + "/metrics").text
+        series = httpx.get(sidecar.url + "/metrics").text
+        for port, up in zip(ports, ("0.0", "1.0"), strict=True):
+            assert f'derender_engine_up{{upstream="127.0.0.1:{port}"}} {up}\n' in series
+            assert f'derender_engine_requests_running{{upstream="127.0.0.1:{port}"}} 0.0\n' in series
+        assert f'vllm:num_requests_running{{upstream="127.0.0.1:{ports[1]}"' in series
         with engine_process(ports[0]) as back:
             back.wait_for_url(urls[0] + "/health")
             until(lambda: all(member.up for member in pool.members), 10)
