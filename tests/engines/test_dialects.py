@@ -126,6 +126,28 @@ def test_the_same_bytes(pairs: dict[str, tuple[Simulator, Sidecar]], name: str, 
         assert got == wanted, other
 
 
+@pytest.mark.parametrize("mode", ["text", "tokens"])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_generate_is_spoken_before_every_engine(
+    pairs: dict[str, tuple[Simulator, Sidecar]], mode: str, streamed: bool
+) -> None:
+    """vLLM's own tokens are relayed, with what only it says in them; what the others' are made into is compared."""
+    prompt = post(pairs["vllm"][1].url, {"prompt": "Once upon"}, "/tokenize").json()["tokens"]
+    body = {"token_ids": prompt, "sampling_params": {"max_tokens": 60}, "output_mode": mode, "stream": streamed}
+    names = list(ENGINES) if mode == "text" else OTHERS
+    answers = {name: asked(pairs[name][1], body, "/inference/v1/generate") for name in names}
+    status, text = answers[names[0]]
+    assert status == 200 and f'"output_mode":"{mode}"' in text
+    for name in names:
+        assert answers[name] == answers[names[0]], name
+    ids = asked(pairs["vllm"][1], body | {"output_mode": "tokens", "stream": False}, "/inference/v1/generate")[1]
+    wanted = json.loads(ids)["choices"][0]["token_ids"]
+    if not streamed and mode == "tokens":
+        assert json.loads(text)["choices"][0]["token_ids"] == wanted
+    elif not streamed:
+        assert json.loads(text)["choices"][0]["text"] == " a time 日本語 there was"
+
+
 @pytest.mark.parametrize("name", ["sglang-cumulative", "sglang-incremental", "vllm-completions"])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_candidates_of_logprobs(pairs: dict[str, tuple[Simulator, Sidecar]], name: str, streamed: bool) -> None:
