@@ -28,7 +28,8 @@ class Flavour:
     ``fields``: those of the request beside them. ``id_field``: where the request's id goes (``single_id``: for one
     choice only). ``abort``: route and field of an abort by that id; the closed connection aborts everywhere.
     ``least_logprobs``: what to ask for where the sampled tokens' alone are wanted. ``names_ids``: candidates of
-    logprobs can be had by id. ``constraints``: what structured outputs are called, where they are no field.
+    logprobs can be had by id. ``constraints``: what structured outputs are called as fields, ``formats``: as
+    types of ``response_format``, where they are not vLLM's own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Flavour:
     least_logprobs: int = 0
     names_ids: bool = False
     constraints: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, str] = field(default_factory=dict)
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -80,6 +82,7 @@ FLAVOURS = {
         ask={"detokenize": False, "include_stop_str_in_output": True},
         params=_COMMON | _same("thinking_token_budget"),
         least_logprobs=1,
+        formats={"json": "json_schema", "regex": "regex", "grammar": "ebnf"},
     ),
 }
 _NEUTRAL_MODEL = "default"  # TensorRT-LLM wants a name, whatever it is
@@ -144,10 +147,8 @@ class CompletionsEngine(HTTPEngine):
         constraint = given.pop("structured_outputs", None) if "structured_outputs" not in flavour.params else None
         result = renamed(given, flavour.params, flavour.name)
         for name, value in (constraint or {}).items():
-            if name not in flavour.constraints:
-                raise refused(f"structured_outputs.{name}", flavour.name)
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            result[flavour.constraints[name]] = text
+            if value not in (None, False):
+                result |= constrained(flavour, name, value)
         logprobs = params.get("logprobs")
         if logprobs is not None:
             if logprobs > 0 and not flavour.names_ids:
@@ -173,3 +174,19 @@ class CompletionsEngine(HTTPEngine):
 
     async def _abort(self, route: str, body: dict[str, str]) -> None:
         await self.post_abort(route, body)
+
+
+def constrained(flavour: Flavour, name: str, value: Any) -> dict[str, Any]:
+    """The fields for one of vLLM's structured outputs. Raises RequestError for one that the server does not have."""
+    if name == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if name == "structural_tag":
+        return {"response_format": msgspec.json.decode(value) if isinstance(value, str) else value}
+    if name in flavour.constraints:
+        return {flavour.constraints[name]: value if isinstance(value, str) else msgspec.json.encode(value).decode()}
+    if name in flavour.formats:
+        kind = flavour.formats[name]
+        if name == "json":
+            value = {"schema": msgspec.json.decode(value) if isinstance(value, str) else value}
+        return {"response_format": {"type": kind, kind: value}}
+    raise refused(f"structured_outputs.{name}", flavour.name)

@@ -280,6 +280,7 @@ def renamed(params: Mapping[str, Any], names: Mapping[str, str], dialect: str) -
 
 def refused(name: str, dialect: str) -> RequestError:
     """What a client is told of a field that the engine behind cannot take."""
+    name = "vllm_xargs" if name == "extra_args" else name  # as the client writes it
     return RequestError(f"`{name}` is not supported: the engine ({dialect}) cannot do it.", param=name)
 
 

@@ -103,7 +103,8 @@ async def test_parallel_samples_of_sglang_have_no_id_of_ours() -> None:
         ("sglang", {"logprobs": 1}),
         ("sglang", {"prompt_logprobs": 1}),
         ("tensorrt_llm", {"extra_args": {"a": 1}}),
-        ("tensorrt_llm", {"structured_outputs": {"json": {}}}),
+        ("tensorrt_llm", {"structured_outputs": {"choice": ["a"]}}),
+        ("sglang", {"structured_outputs": {"choice": ["a"]}}),
         ("tensorrt_llm", {"logprobs": 1}),
         ("vllm", {"something_new": 1}),
     ],
@@ -112,7 +113,36 @@ async def test_what_it_does_not_have_is_refused_by_name(owner: str, params: dict
     async with told(owner, sse(END)) as (engine, _):
         with pytest.raises(RequestError) as caught:
             engine.body_for(GenerateRequest("r", [1], params), stream=True)
-    assert caught.value.status == 400 and next(iter(params)) in (caught.value.param or "")
+    named = next(iter(params)).replace("extra_args", "vllm_xargs")
+    assert caught.value.status == 400 and named in (caught.value.param or "")
+
+
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+
+
+@pytest.mark.parametrize(
+    ("owner", "given", "wanted"),
+    [
+        ("vllm", {"json": {"a": 1}}, {"structured_outputs": {"json": {"a": 1}}}),
+        ("sglang", {"json": {"a": 1}}, {"json_schema": '{"a":1}'}),
+        ("sglang", {"regex": "a+"}, {"regex": "a+"}),
+        ("sglang", {"grammar": "g"}, {"ebnf": "g"}),
+        ("sglang", {"json_object": True}, {"response_format": {"type": "json_object"}}),
+        ("sglang", {"structural_tag": json.dumps(TAG)}, {"response_format": TAG}),
+        (
+            "tensorrt_llm",
+            {"json": '{"a": 1}'},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+        ),
+        ("tensorrt_llm", {"grammar": "g", "choice": None}, {"response_format": {"type": "ebnf", "ebnf": "g"}}),
+        ("tensorrt_llm", {"structural_tag": json.dumps(TAG)}, {"response_format": TAG}),
+    ],
+)
+async def test_constraints_go_where_each_wants_them(owner: str, given: dict[str, Any], wanted: dict[str, Any]) -> None:
+    async with told(owner, sse(END)) as (engine, _):
+        assert await engine.has_tokenizer() is True
+        body = engine.body_for(GenerateRequest("r", [1], {"structured_outputs": given}), stream=True)
+    assert {name: body[name] for name in body if name in wanted} == wanted
 
 
 async def test_events_of_all_shapes() -> None:

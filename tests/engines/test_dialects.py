@@ -183,7 +183,7 @@ def test_candidates_that_have_no_id_are_refused(
         ("sglang-cumulative", {"logprob_token_ids": [5], "logprobs": True}, "logprob_token_ids"),
         ("sglang-cumulative", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ("sglang-completions", {"allowed_token_ids": [5]}, "allowed_token_ids"),
-        ("tensorrt-llm", {"vllm_xargs": {"x": 1}}, "extra_args"),
+        ("tensorrt-llm", {"vllm_xargs": {"x": 1}}, "vllm_xargs"),
         ("tensorrt-llm", {"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
