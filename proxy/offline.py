@@ -160,21 +160,45 @@ def assembled(session: Session, events: Sequence[GenerateEvent], out: TextIO) ->
         out.write(json.dumps({**answer, "stop_reason": message.stop_reason}, ensure_ascii=False) + "\n")
 
 
+@dataclass(slots=True)
+class Explained:
+    """One chunk of one choice: its ids and their texts, the parser's state, what was emitted and what is held back."""
+
+    choice: int
+    tokens: list[tuple[int, str]]
+    finish_reason: str | None
+    before: str
+    after: str
+    deltas: list[Delta]
+    held: str
+
+
+def explained(session: Session, events: Iterable[GenerateEvent]) -> Iterator[Explained]:
+    """What the parser made of each chunk; ``/debug/ui`` shows the same."""
+    vocabulary = session.derenderer.vocabulary
+    for choice, stream, before, deltas in session.steps(events):
+        yield Explained(
+            choice.index,
+            [(i, vocabulary.piece(i).decode(errors="replace")) for i in choice.token_ids or []],
+            choice.finish_reason,
+            before,
+            stream.machine.state,
+            deltas,
+            "" if stream.finished else stream.machine.held,
+        )
+
+
 def explain(session: Session, events: Sequence[GenerateEvent], out: TextIO) -> None:
     """Per chunk: ids and their text, the parser's state, what was emitted and what is held back."""
-    vocabulary = session.derenderer.vocabulary
-    for number, (choice, stream, before, deltas) in enumerate(session.steps(events), 1):
-        ids = choice.token_ids or []
-        shown = " ".join(f"{i}={_quoted(vocabulary.piece(i).decode(errors='replace'))}" for i in ids)
-        end = f"  finish_reason {choice.finish_reason}" if choice.finish_reason else ""
-        out.write(f"#{number} choice {choice.index}{end}\n  tokens   {shown or '-'}\n")
-        after = stream.machine.state
-        out.write(f"  state    {before if before == after else f'{before} -> {after}'}\n")
-        for said in _said(deltas):
+    for number, step in enumerate(explained(session, events), 1):
+        shown = " ".join(f"{i}={_quoted(text)}" for i, text in step.tokens)
+        end = f"  finish_reason {step.finish_reason}" if step.finish_reason else ""
+        out.write(f"#{number} choice {step.choice}{end}\n  tokens   {shown or '-'}\n")
+        out.write(f"  state    {step.before if step.before == step.after else f'{step.before} -> {step.after}'}\n")
+        for said in _said(step.deltas):
             out.write(f"  emitted  {said}\n")
-        held = "" if stream.finished else stream.machine.held
-        if held:
-            out.write(f"  held     {_quoted(held)}\n")
+        if step.held:
+            out.write(f"  held     {_quoted(step.held)}\n")
 
 
 def _said(deltas: Iterable[Delta]) -> Iterator[str]:

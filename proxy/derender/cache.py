@@ -66,6 +66,10 @@ class LiveCache:
         """Bytes that the entries take, by their own estimate."""
         return int(self._entries.currsize)
 
+    def newest(self) -> list[Live]:
+        """The newest entry of each stream."""
+        return list(self._newest.values())
+
     def knows(self, binding: bytes) -> bool:
         """Whether there is a live stream of that name, at whatever position."""
         return binding in self._newest

@@ -230,12 +230,17 @@ class Generation:
 
         _background(close())
 
+    @property
+    def streams(self) -> list[ChatStream]:
+        """Those of all choices, in their order."""
+        return [stream for source in self._sources for stream in source.streams]
+
     def finish_record(self) -> None:
         """Enter the counts of this request into its access line and the metrics."""
         record, metrics = self._record, self._metrics
         if record.trace is not None:
             record.trace.engine_ended()
-        streams = [stream for source in self._sources for stream in source.streams]
+        streams = self.streams
         record.prompt_tokens = self.prompt_tokens
         record.completion_tokens = self.completion_tokens
         metrics.tokens["prompt"] += self.prompt_tokens

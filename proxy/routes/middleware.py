@@ -7,6 +7,8 @@ the limit on concurrent streams. Each knows its own business only.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -196,19 +198,28 @@ class ApiKeys:
             and self.digests
             and scope["method"] != "OPTIONS"
             and scope["path"] not in self.OPEN
-            and not self._known(Headers(scope=scope).get("authorization", ""))
+            and not self._known(Headers(scope=scope).get("authorization", ""), basic=self._for_browsers(scope))
         ):
             error = RequestError(
                 "No valid API key was given.",
                 status=401,
-                headers={"www-authenticate": "Bearer"},
+                headers={"www-authenticate": "Basic" if self._for_browsers(scope) else "Bearer"},
             )
             await error_response(error)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
-    def _known(self, header: str) -> bool:
+    @staticmethod
+    def _for_browsers(scope: Scope) -> bool:
+        """Pages are for people, whose browser asks them for a password: a key, with any user."""
+        return scope["path"] == "/debug" or str(scope["path"]).startswith("/debug/")
+
+    def _known(self, header: str, *, basic: bool = False) -> bool:
         scheme, _, key = header.partition(" ")
+        if basic and scheme.lower() == "basic":
+            with contextlib.suppress(ValueError):
+                key = base64.b64decode(key, validate=True).decode().partition(":")[2]
+                scheme = "bearer"
         digest = hashlib.sha256(key.strip().encode()).digest()
         # Every key is compared, whichever fits, so that time tells nothing.
         fits = [hmac.compare_digest(digest, known) for known in self.digests]

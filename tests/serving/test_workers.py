@@ -132,6 +132,13 @@ async def test_a_signal_reaches_all_and_waits_for_streams(sidecar):
             await session.get(f"{sidecar.url}/live")
 
 
+def test_debug_shows_all(engine, tmp):
+    with sidecar_process(engine.url, "--workers", "2", "--debug", tmp=tmp) as sidecar:
+        workers = httpx.get(f"{sidecar.url}/debug").json()["workers"]
+        assert {worker["pid"] for worker in workers} == set(pids_of(sidecar).values())
+        assert {worker["phase"] for worker in workers} == {"serving"}
+
+
 def test_reload_reaches_all(engine, tmp):
     file = Path(tmp) / "config.yaml"
     file.write_text("canary-percent: 100\n")
