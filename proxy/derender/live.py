@@ -44,7 +44,7 @@ class Live:
     __slots__ = (
         "binding", "stream", "window", "compact", "position", "digest", "digest_text", "created", "role_sent",
         "context", "offset", "call_ids", "ids", "lens", "_ids_hash", "_lens_hash", "head", "tail", "step", "size",
-        "shape",
+        "shape", "unfed",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,9 @@ class Live:
         self.head = self.tail = b""
         self.step: Step | None = None
         self.size = BASE_SIZE
+        # the last ids, where they end in the middle of a character: vLLM says nothing of such tokens yet, and a stream
+        # must be able to move there and back
+        self.unfed: list[int] = []
         self.shape: Any = None  # the templates of its answers, which the caller makes
 
     def carry(self, claim: Claim, position: int, digest: bytes) -> None:
@@ -140,7 +143,7 @@ class Live:
             self.tail = state.tail_bytes(tools, self.call_ids, self.created, True, False, None)
         else:
             try:
-                payload = state.pack(self.position, stream.save())
+                payload = state.pack(self.position, self.unfed, stream.save())
             except NotSaved:  # a parser of somebody else's: it can be replayed
                 payload = b""
             self.size = BASE_SIZE + TEXT_FACTOR * len(payload) + len(self.head) + 2 * (len(self.ids) + len(self.lens))

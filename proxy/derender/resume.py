@@ -11,7 +11,7 @@ from proxy.derender import state
 from proxy.derender.live import Live
 from proxy.derender.state import FULL, Claim, Seal
 from proxy.derender.vocabulary import Vocabulary
-from proxy.derender.window import Window
+from proxy.derender.window import Window, unfinished
 
 # ids between two looks at the clock; feeding so many takes 0.05 ms
 STRIDE = 48
@@ -32,7 +32,7 @@ def from_snapshot(live: Live, claim: Claim, seal: Seal) -> bool:
     if opened is None or not opened[0]:
         return False
     try:
-        position, saved = state.unpack(opened[0])
+        position, live.unfed, saved = state.unpack(opened[0])
         live.stream.load(saved)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         return False  # it was sealed, so it is ours: perhaps of another version
@@ -46,11 +46,17 @@ def from_window(live: Live, claim: Claim, vocabulary: Vocabulary, skip_special: 
     window = Window.carried(vocabulary, skip_special, fields.prev_tokens, fields.prefix_offset, fields.read_offset)
     live.window = window
     if fields.prev_tokens or fields.logprob_context_token_ids:  # else nothing has been decoded yet
-        live.stream.resume(window.pending, fields.ended)
+        ids = [vocabulary.id_of(vocabulary.token_bytes(token)) for token in window.tokens[window.read :]]
+        live.unfed = [token_id for token_id in ids if token_id is not None]
+        if len(live.unfed) < len(ids):  # tokens of somebody's own making
+            live.unfed = []
+        live.stream.resume(b"" if live.unfed else window.pending, fields.ended)
     live.carry(claim, 0, state.roll(state.FIRST_DIGEST, claim.head))
 
 
-def replay(live: Live, claim: Claim, ids: Sequence[int], lens: Sequence[int], whole: bool) -> Iterator[None]:
+def replay(
+    live: Live, claim: Claim, ids: list[int], lens: Sequence[int], vocabulary: Vocabulary, whole: bool
+) -> Iterator[None]:
     """Feed ``live`` (fresh) all ids again, in their chunks; yields every so often, so that others get their turn.
 
     ``whole``: the parser looks at how ids are cut, so that a long chunk must not be fed in pieces.
@@ -59,15 +65,18 @@ def replay(live: Live, claim: Claim, ids: Sequence[int], lens: Sequence[int], wh
     written = claim.ids.split(b",")
     digest = state.FIRST_DIGEST
     start = done = 0
+    fed = len(ids) - (0 if whole else unfinished(vocabulary, ids))
+    live.unfed = ids[fed:]
     for length in lens:
         end = start + length
         if length == 1:
-            feed((ids[start],))
+            if start < fed:
+                feed((ids[start],))
             digest = roll(digest, written[start])
         else:
             stride = length if whole else STRIDE
             for begin in range(start, end, stride):
-                feed(ids[begin : min(begin + stride, end)])
+                feed(ids[begin : min(begin + stride, end, fed)])
                 if length > stride:
                     yield
             digest = roll(digest, b",".join(written[start:end]))

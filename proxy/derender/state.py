@@ -271,20 +271,20 @@ class Seal:
         return hashlib.blake2b(data, digest_size=16, key=self._key).digest()
 
 
-def pack(position: int, saved: list[Any]) -> bytes:
+def pack(position: int, unfed: list[int], saved: list[Any]) -> bytes:
     """The payload of a snapshot."""
-    return _pack((position, saved))
+    return _pack((position, unfed, saved))
 
 
-def unpack(payload: bytes) -> tuple[int, list[Any]]:
+def unpack(payload: bytes) -> tuple[int, list[int], list[Any]]:
     """Raises ValueError; only to be called with what the seal has vouched for."""
     try:
-        position, saved = _unpack(payload)
+        position, unfed, saved = _unpack(payload)
     except (msgspec.DecodeError, TypeError, RecursionError) as error:
         raise ValueError("no snapshot") from error
-    if type(position) is not int or not isinstance(saved, list):
+    if type(position) is not int or not isinstance(unfed, list) or not isinstance(saved, list):
         raise ValueError("no snapshot")
-    return position, saved
+    return position, unfed, saved
 
 
 def digest_of(text: bytes | bytearray) -> Any:

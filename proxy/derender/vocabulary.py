@@ -80,6 +80,7 @@ class Vocabulary:
         self.decode = decode
         self.fingerprint = fingerprint
         self._byte_level = byte_level
+        self._ids: dict[bytes, int] | None = None
 
     @classmethod
     def load(cls, tokenizer: Any, size: int | None = None) -> Vocabulary:
@@ -150,6 +151,12 @@ class Vocabulary:
         if self.decode is not None and not self.pieces[token_id]:
             return self.decode([token_id]).encode()
         return self.pieces[token_id]
+
+    def id_of(self, piece: bytes) -> int | None:
+        """An id with these bytes. The table for it is made when it is first asked for, which is rarely."""
+        if self._ids is None:
+            self._ids = {known: n for n, known in enumerate(self.pieces)}
+        return self._ids.get(piece)
 
     def spell(self, data: bytes) -> str:
         """A token string, as tokenizers write them, that decodes to ``data`` (for tables of bytes only)."""

@@ -13,8 +13,33 @@ from collections.abc import Sequence
 
 from proxy.derender.vocabulary import Vocabulary
 
+# A character has at most four bytes; more tokens without an end than this are not one.
+PATIENCE = 8
 # vLLM primes a window with so many tokens of the prompt (INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET).
 PRIMED = 5
+
+
+def unfinished(vocabulary: Vocabulary, ids: Sequence[int]) -> int:
+    """How many of the last ids end in the middle of a character, so that vLLM says nothing of them yet.
+
+    A token may hold the end of one character and the beginning of the next, or a space and half a character: vLLM
+    knows whole tokens only. 0 for vocabularies that are no table of bytes, whose detokenizer waits by itself.
+    """
+    texts = vocabulary.texts
+    if not ids or vocabulary.decode is not None:
+        return 0
+    last = ids[-1]
+    if last >= len(texts) or texts[last] is not None:
+        return 0
+    start = len(ids) - 1
+    while start and len(ids) - start <= PATIENCE and texts[ids[start - 1]] is None:
+        start -= 1
+    data, begin = b"", start
+    for n in range(start, len(ids)):
+        data += vocabulary.piece(ids[n])
+        if utf_8_decode(data, "replace", False)[1] == len(data):
+            data, begin = b"", n + 1
+    return len(ids) - begin if len(ids) - begin <= PATIENCE else 0
 
 
 class Window:
@@ -57,11 +82,11 @@ class Window:
             data = self.pending + piece
             text, used = utf_8_decode(data, "replace", False)
             group = [*self.tokens[self.read :], vocabulary.spell(piece)]
-            if not text:
+            if text and used == len(data):
+                self.tokens, self.read, self.pending = group, len(group), b""
+            elif len(group) <= PATIENCE:
                 self.tokens = [*self.tokens[: self.read], *group]
                 self.pending = data
-            elif used == len(data):
-                self.tokens, self.read, self.pending = group, len(group), b""
             else:  # half of what these tokens say has been sent: vLLM knows whole tokens only, so two are made of it
                 self.pending = data[used:]
                 self.tokens, self.read = [vocabulary.spell(data[:used]), vocabulary.spell(self.pending)], 1

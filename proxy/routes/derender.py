@@ -24,7 +24,7 @@ from proxy.protocol.derender import NULL, ChunkChoice, GenerateChunk, StreamCall
 from proxy.routes import derender_session, derender_whole
 from proxy.routes.context import Parts, record_of
 from proxy.routes.derender_chunks import QUIET, ChatShape, Rest, TextShape, usage_bytes
-from proxy.routes.derender_tier import LONG, PARSER_NEEDS_PROMPT, PARSER_NEEDS_REQUEST, Asked
+from proxy.routes.derender_tier import PARSER_NEEDS_PROMPT, PARSER_NEEDS_REQUEST, Asked
 from proxy.routes.generation import failure_of
 from proxy.routes.responses import ClientLeft, error_response
 from proxy.routes.sse_chunks import completion_logprobs
@@ -222,17 +222,15 @@ class DerenderEndpoint:
         shown = len(ids)
         if finish is not None:
             stop, shown = tier.ending(asked, finish, stop, ids)
-        if len(ids) <= LONG:
-            deltas = stream.feed(ids, finish, stop)
-        else:
-            deltas = await tier.feed_long(stream, ids, finish, stop)
+        held = len(live.unfed)
+        deltas = await tier.feed(live, ids, finish, stop)
         delta = merged(deltas) if deltas else _NO_DELTA
         logprobs: Sequence[LogprobEntry] | None = None
         if choice.logprobs is not None and not asked.hidden:
             formatter = LogprobFormatter(tier.vocabulary, asked.top, asked.as_ids, whole=True, context=live.context)
             content = choice.logprobs.content or []
             if stream.stopped:
-                content = content[: stream.completion_tokens - before]
+                content = content[: max(0, stream.completion_tokens - before - held)]
             logprobs = [formatter.entry(item.token_id, item) for item in content]
         if delta.tool_calls:
             live.note_calls(delta.tool_calls)

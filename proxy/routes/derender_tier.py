@@ -20,7 +20,7 @@ from proxy.derender.live import Live
 from proxy.derender.resume import from_snapshot, from_window, replay
 from proxy.derender.state import Claim, Seal
 from proxy.derender.stream import ChatStream
-from proxy.derender.window import Window
+from proxy.derender.window import Window, unfinished
 from proxy.errors import RequestError
 from proxy.observe import logs
 from proxy.observe.metrics import Metrics
@@ -275,7 +275,7 @@ class Tier:
         self._replays += 1
         began = time.perf_counter()
         try:
-            await self.in_turn(replay(live, claim, ids, lens, self.derenderer.depends_on_chunks))
+            await self.in_turn(replay(live, claim, ids, lens, self.vocabulary, self.derenderer.depends_on_chunks))
         except RequestError:
             raise
         except Exception as error:  # of a parser, on ids that the client chose
@@ -285,6 +285,19 @@ class Tier:
             self._replays -= 1
             self.metrics.replay_tokens += len(ids)
             self.metrics.replay_seconds.observe(time.perf_counter() - began)
+
+    async def feed(self, live: Live, ids: list[int], finish: str | None, stop: int | str | None) -> list[Delta]:
+        """Feed a chunk, but for tokens at its end that are half a character; those of the chunk before come first."""
+        stream, held = live.stream, live.unfed
+        if finish is None and not self.derenderer.depends_on_chunks:
+            count = unfinished(self.vocabulary, [*held, *ids] if held else ids)
+            if held or count:
+                ids = [*held, *ids]
+                ids, live.unfed = ids[: len(ids) - count], ids[len(ids) - count :]
+            return stream.feed(ids) if len(ids) <= LONG else await self.feed_long(stream, ids, None, stop)
+        live.unfed = []
+        before = stream.feed(held) if held else []
+        return before + await self.feed_long(stream, ids, finish, stop)
 
     async def feed_long(
         self, stream: ChatStream, ids: Sequence[int], finish: str | None, stop: int | str | None

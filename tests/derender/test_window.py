@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from proxy.derender.derenderer import ChatSettings, Derenderer
-from proxy.derender.window import Window
+from proxy.derender.window import Window, unfinished
 from tests import derenders
 
 PIECES = ["Hello", " world", "é", " 鰻", "😀", "🏽", "\n\n", "日本語", " naïve", "<|im_end|>", "ﷺ", "\u200d", "नमस्ते"]
@@ -64,9 +64,9 @@ def test_a_stream_moves_to_vllm_and_back_at_any_token(prompt: list[int]) -> None
             whole += said(stream, token_id)
         for cut in range(len(ids) + 1):
             window, ours, text = Window(vocabulary, True, prompt), opened(), ""
-            for token_id in ids[:cut]:
+            for token_id in ids[: cut - unfinished(vocabulary, ids[:cut])]:
                 text += said(ours, token_id)
-                window.push([token_id])
+            window.push(ids[:cut])
             # there ...
             theirs = Theirs(derenders.tokenizer("qwen3"), list(window.tokens), 0, window.read)
             middle = ids[cut : cut + 2]
@@ -78,6 +78,17 @@ def test_a_stream_moves_to_vllm_and_back_at_any_token(prompt: list[int]) -> None
             for token_id in ids[cut + 2 :]:
                 text += said(again, token_id)
             assert text.rstrip("\ufffd") == whole.rstrip("\ufffd"), (seed, cut)
+
+
+def test_tokens_that_end_in_a_character() -> None:
+    """Whatever the cuts, what is held back is what vLLM holds back: the tokens since the last whole character."""
+    vocabulary = derenders.vocabulary("qwen3")
+    for seed in range(100):
+        ids = ids_of(random.Random(seed))
+        theirs = Theirs(derenders.tokenizer("qwen3"), [], 0, 0)
+        for cut, token_id in enumerate(ids, 1):
+            theirs.push(token_id)
+            assert unfinished(vocabulary, ids[:cut]) == len(theirs.tokens) - theirs.read
 
 
 def test_primed_with_the_prompt() -> None:
