@@ -2,9 +2,9 @@
 
     python -m tests.peer.derender [http://127.0.0.1:8100]
 
-By hand: it needs the reference's ``render-hermes-qwen3`` . Every chunk goes to a random one of the two, with the
-state that the other made; what is said in all must be what either says alone. Known to differ: 4 of the 80 streams, where
-vLLM's parser holds back a lone ``<`` at the moment of the change, since its marker might begin there.
+By hand: it needs the reference's ``render-hermes-qwen3``. Every chunk goes to a random one of the two, with the
+state that the other made; what is said in all must be what either says alone. Known to differ: 4 of the 80 streams,
+where vLLM holds back a lone ``<`` at the moment of the change, since its marker might begin there.
 """
 
 from __future__ import annotations
