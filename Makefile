@@ -28,6 +28,14 @@ $(JS)/node_modules/.package-lock.json: $(JS)/package.json $(JS)/package-lock.jso
 	cd $(JS) && npm ci --silent --no-audit --no-fund
 	@touch $@
 
+# For the test of /debug/ui. Elsewhere than on Debian, and without being root, a Chromium has to be there already.
+$(STAMPS)/chromium: | $(BIN)/python
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    chromium fonts-dejavu-core >/dev/null; } || \
+	  echo "make: no Chromium and no way to install one: tests/e2e/test_ui.py will fail" >&2
+	@mkdir -p $(STAMPS) && touch $@
+
 install: $(STAMPS)/demo ## Make .venv and install the package
 
 demo: $(STAMPS)/demo ## One streamed chat with reasoning and a tool call, from a scripted token-only engine
@@ -36,7 +44,7 @@ demo: $(STAMPS)/demo ## One streamed chat with reasoning and a tool call, from a
 serve: $(STAMPS)/demo ## The demo engine and the sidecar, left running until Ctrl-C
 	@$(BIN)/python config/demo.py --serve
 
-test: $(STAMPS)/test $(JS)/node_modules/.package-lock.json ## Install what the tests need and run all of them
+test: $(STAMPS)/test $(STAMPS)/chromium $(JS)/node_modules/.package-lock.json ## Install what the tests need and run all of them
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay

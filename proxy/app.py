@@ -294,7 +294,11 @@ def worker(parts: Parts, directory: Path | None, index: int, parent: int | None 
     if directory is not None:
         siblings = Siblings(directory, index, parts.settings.workers, parts.metrics.exposition)
         parts.siblings = siblings if parts.settings.workers > 1 else None
-        answers = {"metrics": siblings.exposition, "debug": lambda: dumps(debug.of_this_worker(parts))}
+        answers = {
+            "metrics": siblings.exposition,
+            "debug": lambda: dumps(debug.of_this_worker(parts)),
+            "shadow": lambda: dumps(debug.shadow_of_this_worker(parts)),
+        }
         parts.control = Control(siblings.socket_of(index), parts.drain, answers)
     made = server(parts)
     made.parent = parent

@@ -40,26 +40,35 @@ def only_if_on(parts: Parts) -> None:
 
 
 async def shadow(request: Request) -> Response:
-    rollout = call_of(request).parts.rollout
-    counters = rollout.counters
-    return JsonBytes(
-        dumps(
-            {
-                "compared": counters.compared,
-                "mismatch": counters.mismatch,
-                "skipped": counters.skipped,
-                "dropped": counters.dropped,
-                "samples": list(rollout.shadow.samples),
-            }
-        )
-    )
+    """All workers' counts, and their samples, oldest first."""
+    parts = call_of(request).parts
+    found = shadow_of_this_worker(parts)
+    for other in [] if parts.siblings is None else await parts.siblings.told("shadow"):
+        found["compared"] += other["compared"]
+        for kind in ("mismatch", "skipped", "dropped"):
+            for label, count in other[kind].items():
+                found[kind][label] = found[kind].get(label, 0) + count
+        found["samples"] += other["samples"]
+    found["samples"].sort(key=lambda sample: sample["time"])
+    return JsonBytes(dumps(found))
+
+
+def shadow_of_this_worker(parts: Parts) -> dict[str, Any]:
+    counters = parts.rollout.counters
+    return {
+        "compared": counters.compared,
+        "mismatch": dict(counters.mismatch),
+        "skipped": dict(counters.skipped),
+        "dropped": dict(counters.dropped),
+        "samples": list(parts.rollout.shadow.samples),
+    }
 
 
 async def streams(request: Request) -> Response:
     """All workers' open streams and caches."""
     parts = call_of(request).parts
     only_if_on(parts)
-    others = [] if parts.siblings is None else await parts.siblings.debug()
+    others = [] if parts.siblings is None else await parts.siblings.told("debug")
     return JsonBytes(dumps({"version": __version__, "workers": [of_this_worker(parts), *others]}))
 
 

@@ -29,6 +29,8 @@ from proxy.routes.responses import ClientLeft, JsonBytes, error_response
 from proxy.serving.drain import LAST_WORDS, Drain
 
 PROBES = frozenset({"/live", "/health", "/ready", "/metrics"})
+# Pages that ask again every second: no line each, not counted as open, and there while the server drains.
+DEBUG = frozenset({"/debug", "/debug/ui", "/debug/shadow", "/debug/inspect"})
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 
 
@@ -77,7 +79,7 @@ class Front:
             method=scope["method"],
             path=path if path in self.routes else "other",
             route=path if path in self.routes else "other",
-            probe=path in PROBES,
+            probe=path in PROBES or path in DEBUG,
         )
         scope["derender.record"] = record
         # ASGI has no way to cut a connection whose peer takes nothing; closing would wait for it. uvicorn's has.
@@ -212,7 +214,7 @@ class ApiKeys:
     @staticmethod
     def _for_browsers(scope: Scope) -> bool:
         """Pages are for people, whose browser asks them for a password: a key, with any user."""
-        return scope["path"] == "/debug" or str(scope["path"]).startswith("/debug/")
+        return scope["path"] in DEBUG
 
     def _known(self, header: str, *, basic: bool = False) -> bool:
         scheme, _, key = header.partition(" ")

@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -77,9 +78,9 @@ class Siblings:
                     past.append(self._counts(number).read_bytes())
         return added(live, past)
 
-    async def debug(self) -> list[msgspec.Raw]:
-        """What the others tell of themselves, as JSON."""
-        return [msgspec.Raw(answer) for answer in await self._answers("debug") if answer]
+    async def told(self, question: str) -> list[Any]:
+        """What the others answer in JSON, of those that do."""
+        return [msgspec.json.decode(answer) for answer in await self._answers(question) if answer]
 
     async def _answers(self, question: str) -> list[bytes | None]:
         return await asyncio.gather(*(ask(self.socket_of(number), question) for number in self._others))

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.wire import chat_body, post
 from tests.servers import DEMO_MODEL, ROOT, Process
-from tests.serving.conftest import sidecar_process
+from tests.serving.conftest import engine_process, sidecar_process
 from tests.serving.load import clients, one, until, until_open
 
 
@@ -130,6 +130,20 @@ async def test_a_signal_reaches_all_and_waits_for_streams(sidecar):
         assert await asyncio.to_thread(sidecar.wait, 20) == 0
         with pytest.raises(aiohttp.ClientConnectorError):
             await session.get(f"{sidecar.url}/live")
+
+
+def test_the_shadow_ring_is_that_of_all(tmp):
+    with engine_process("--coupled") as engine:
+        flags = ("--workers", "2", "--mode", "shadow", "--tool-call-parser", "hermes")
+        with sidecar_process(engine.url, *flags, tmp=tmp) as sidecar:
+            for _ in range(12):  # the engine's own parser takes reasoning for itself, ours has been told of none
+                post(sidecar.url, chat_body("<think>\na\n</think>\n\nb"))
+            deadline = time.monotonic() + 15
+            while (found := httpx.get(f"{sidecar.url}/debug/shadow").json())["compared"] < 12:
+                assert time.monotonic() < deadline, found
+                time.sleep(0.05)
+    times = [sample["time"] for sample in found["samples"]]
+    assert len(times) >= 12 and times == sorted(times) and found["mismatch"]["content"] == 12
 
 
 def test_debug_shows_all(engine, tmp):
