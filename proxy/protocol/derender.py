@@ -181,6 +181,8 @@ def parse_ids(raw: bytes | msgspec.Raw, at: str, vocab_size: int) -> list[int]:
 
 def check_ids(ids: list[int], at: str, vocab_size: int) -> None:
     """Raise unless all ids are of the vocabulary."""
+    if len(ids) == 1 and 0 <= ids[0] < vocab_size:
+        return
     if ids and not (0 <= min(ids) and max(ids) < vocab_size):
         place = next(n for n, value in enumerate(ids) if not 0 <= value < vocab_size)
         negative = ids[place] < 0

@@ -17,10 +17,11 @@ sends everything first gets its answer behind that, as long as it fits the bound
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any, Protocol
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy.derender.stream import ChatStream
 from proxy.engines.events import decode_event
@@ -86,6 +87,7 @@ class Session:
         self._model = model
         self._asked = asked
         self._limit = parts.models.max_model_len
+        self._room = sys.maxsize if self._limit is None else self._limit - len(self._prompt)
         self._most_logprobs = parts.settings.max_logprobs
         self._reasoning_field = parts.settings.reasoning_field
         self._prompt_tokens = opening.prompt_tokens
@@ -117,7 +119,8 @@ class Session:
             taken = self._taken[choice.index] + len(ids)
             self._taken[choice.index] = taken
             wire.check_ids(ids, "choices.token_ids", self._tier.vocab_size)
-            wire.check_length(len(self._prompt), taken - len(ids), len(ids), self._limit, "choices.token_ids")
+            if taken > self._room:
+                wire.check_length(len(self._prompt), taken - len(ids), len(ids), self._limit, "choices.token_ids")
             logprobs = choice.logprobs.content if choice.logprobs is not None else None
             if logprobs:
                 wire.check_logprobs(logprobs, "choices.logprobs", len(ids), self._most_logprobs, self._tier.vocab_size)
@@ -156,10 +159,10 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
     limit = parts.settings.max_event_size
     decoder: _Decoder = SSEDecoder(limit) if media == MEDIA_TYPES[0] else Lines(limit)
     waiting: list[bytes] = []
-    reader = _Reader(receive, decoder)
-    events = await reader.read()
+    reader = _Reader(decoder)
+    events = reader.take(await receive())
     while not events and reader.more:
-        events = await reader.read()
+        events = reader.take(await receive())
     if not events:
         reader.check()
         raise RequestError("The body is empty: its first event says what the stream is an answer to.")
@@ -175,13 +178,17 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
         while True:
             done = _feed(session, events, waiting)
             if waiting:
-                await outbox.put(b"".join(waiting))
+                block = waiting[0] if len(waiting) == 1 else b"".join(waiting)
                 waiting.clear()
+                if outbox.idle:
+                    await send({"type": "http.response.body", "body": block, "more_body": True})
+                else:
+                    outbox.put(block)
             if done or not reader.more:
                 break
             if outbox.size > MAX_WAITING:
                 await outbox.drained(parts.settings.client_stall_timeout)
-            events = await reader.read()
+            events = reader.take(await receive())
         reader.check()
         if not done and isinstance(decoder, Lines) and decoder.pending:
             _feed(session, [decoder.pending], waiting)
@@ -195,7 +202,7 @@ async def serve(parts: Parts, scope: Scope, receive: Receive, send: Send, media:
     finally:
         record.completion_tokens = session.tokens
         parts.metrics.tokens["completion"] += session.tokens
-    await outbox.put(b"".join(waiting))
+    outbox.put(b"".join(waiting))
     await outbox.drained(parts.settings.client_stall_timeout)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -222,15 +229,13 @@ def _told(error: Exception, record: Record) -> RequestError | UpstreamError | No
 class _Reader:
     """Events of the body, message by message; ``more``: there may be further ones."""
 
-    def __init__(self, receive: Receive, decoder: _Decoder) -> None:
-        self._receive = receive
+    def __init__(self, decoder: _Decoder) -> None:
         self._decoder = decoder
         self._too_large = False
         self.more = True
 
-    async def read(self) -> list[bytes]:
+    def take(self, message: Message) -> list[bytes]:
         """What one message completes; raises ClientLeft."""
-        message = await self._receive()
         if message["type"] != "http.request":
             raise ClientLeft
         self.more = message.get("more_body", False)
@@ -249,7 +254,7 @@ class _Reader:
 class _Outbox:
     """Sends so that a client that does not read yet does not stop us from reading.
 
-    While the server's buffer has room a block is handed over at once; beyond that a task waits for the client.
+    While it is ``idle`` blocks may be sent past it; what is ``put`` is sent by a task, which waits for the client.
     """
 
     def __init__(self, send: Send, transport: Any) -> None:
@@ -259,11 +264,15 @@ class _Outbox:
         self._task: asyncio.Task[None] | None = None
         self.size = 0  # bytes handed to the task
 
-    async def put(self, block: bytes) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether a block may be sent right away: the server's buffer has room, and nothing waits in front of it."""
+        if self._task is not None or self._transport is None:
+            return False
+        return bool(self._transport.get_write_buffer_size() < INLINE_BUFFER)
+
+    def put(self, block: bytes) -> None:
         if self._task is None:
-            if self._transport is not None and self._transport.get_write_buffer_size() < INLINE_BUFFER:
-                await self._send({"type": "http.response.body", "body": block, "more_body": True})
-                return
             self._task = asyncio.get_running_loop().create_task(self._run())
         self._parts.append(block)
         self.size += len(block)
