@@ -75,6 +75,26 @@ def check(generator: Generator, kind: str, seed: int, cuts: int = 3) -> None:
                 assert isinstance(json.loads(call["arguments"]), dict)
 
 
+def check_restored(generator: Generator, kind: str, seed: int) -> None:
+    """Whole = any cuts with the stream restored at each, in one profile: what can be run in great numbers."""
+    rng = random.Random(seed)
+    declared = tools(rng)
+    written = write(generator, kind, rng, declared)
+    made, opener = derenderer(generator)
+    ids = made.encode(written.pieces, rng)
+    prompt = [1, *made.encode(written.prompt, rng)]
+    finish = "length" if written.truncated else "stop"
+    streaming, whitespace = (("incremental", "keep"), ("complete", "trim"))[seed // 4 % 2]
+    settings = ChatSettings(tools=tuple(declared), tool_call_streaming=streaming, framing_whitespace=whitespace)
+
+    def opened() -> ChatStream:
+        return opener.chat(settings, request_id="r", prompt_token_ids=prompt)
+
+    if ids:
+        lengths = derenders.cut(len(ids), rng)
+        assert fold(opened(), ids, lengths, finish, opened) == fold(opened(), ids, [len(ids)], finish), lengths
+
+
 def says(written: Written, answer: dict[str, Any], exact: bool) -> None:
     """``exact``: framing whitespace is gone; else there may be some."""
     found = [(call["name"], json.loads(call["arguments"])) for call in answer["tool_calls"]]
