@@ -265,9 +265,7 @@ def main(argv: list[str] | None = None) -> None:
         options.n, options.reps = [128, 512], 1
     theirs = peer()
     if theirs is None:
-        print(
-            "vLLM's render server does not run here: its rows are left out (see tests/bench/derender.py)"
-        )
+        print("vLLM's render server does not run here: its rows are left out (see tests/bench/derender.py)")
     with serve() as full, serve("--derender-state", "compact", "--state-key", "bench") as short:
         ways: list[tuple[str, Callable[[list[int]], Run]]] = [
             ("full", lambda ids: stream(full, ids)),
