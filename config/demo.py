@@ -117,7 +117,7 @@ def main() -> None:
         running("simulate", str(MODEL), "--port", str(engine_port), "--served-model-name", NAME) as engine,
         running(
             "serve", str(MODEL), "--host", "127.0.0.1", "--port", str(port), "--engine-url", engine_url,
-            "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", *quiet,
+            "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--shutdown-window", "0", *quiet,
         ) as sidecar,
     ):  # fmt: skip
         wait_for(f"{engine_url}/health", engine)

@@ -116,6 +116,7 @@ def start(name: str, engine_port: int) -> Server:
             *(sys.executable, "-m", "proxy", "serve", str(tokenizer_dir("qwen3"))),
             *("--engine-url", engine, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"),
             *("--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "bench"),
+            *("--shutdown-window", "0"),
         ]
     process = subprocess.Popen(command, preexec_fn=pinned(core), stdout=subprocess.DEVNULL)
     server = Server(name, process, port)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 import time
@@ -10,7 +11,8 @@ import pytest
 
 from proxy.observe.logs import Record
 from proxy.serving.drain import LAST_WORDS, Drain
-from tests.servers import ROOT
+from tests.e2e.wire import chat_body
+from tests.servers import DEMO_MODEL, ROOT, Process, free_port
 from tests.serving.conftest import engine_process, sidecar_process
 from tests.serving.load import clients, one, open_streams, status_of, until_not_ready, until_open, until_refused
 
@@ -106,6 +108,50 @@ async def test_what_is_left_at_the_deadline_is_told_so(engine, tmp):
             assert (await whole).status == 503
             codes = [line for line in sidecar.lines if '"request"' in line and '"error":"shutdown"' in line]
             assert len(codes) == 22 and all('"code":503' in line for line in codes)
+
+
+async def test_what_is_passed_through_is_told_at_the_deadline_too(tmp):
+    flags = ("--mode", "passthrough")
+    with (
+        engine_process("--coupled") as engine,
+        sidecar_process(engine.url, *flags, tmp=tmp, window=0.0, timeout=0.5) as p,
+    ):
+        async with clients() as session:
+            streams = [asyncio.create_task(one(session, p.url, words=400, itl=0.2)) for _ in range(10)]
+            await until_open(p.url, 10)
+            await asyncio.sleep(0.5)
+            p.process.send_signal(signal.SIGTERM)
+            assert all(outcome.told for outcome in await asyncio.gather(*streams))
+            assert await exit_code(p) == 0
+
+
+async def test_a_client_that_takes_nothing_does_not_hold_up_the_end(engine, tmp):
+    with sidecar_process(engine.url, tmp=tmp, window=0.0, timeout=0.5) as sidecar:
+        reader, writer = await asyncio.open_connection("127.0.0.1", sidecar.port, limit=1024)
+        body = json.dumps(chat_body("word " * 200_000, xargs={"tokens_per_event": 2000}) | {"stream": True}).encode()
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        await until_open(sidecar.url, 1)
+        await asyncio.sleep(1.0)
+        assert await open_streams(sidecar.url) == 1  # it does not fit into the sockets' buffers
+        began = time.monotonic()
+        sidecar.process.send_signal(signal.SIGTERM)
+        assert await exit_code(sidecar) == 0
+        assert time.monotonic() - began < 8
+        writer.close()
+
+
+async def test_up_and_down_without_an_engine(tmp):
+    """The start-up probe is answered before there is an engine, or the pod would wait for itself."""
+    flags = ("--host", "127.0.0.1", "--port", "0", "--engine-url", f"http://127.0.0.1:{free_port()}")
+    with Process("serve", str(DEMO_MODEL), *flags, "--log-format", "json", env={"TMPDIR": tmp}) as sidecar:
+        port = json.loads(sidecar.wait_for_line('"listening"'))["port"]
+        url = f"http://127.0.0.1:{port}"
+        sidecar.wait_for_url(f"{url}/live", 10)
+        assert await status_of(f"{url}/ready") == 503
+        hook = await drain_command(tmp)
+        assert await asyncio.wait_for(hook.wait(), 10) == 0
+        sidecar.process.send_signal(signal.SIGTERM)
+        assert await exit_code(sidecar) == 0
 
 
 async def test_a_second_interrupt_ends_at_once(engine, tmp):
