@@ -12,6 +12,7 @@ from proxy.derender.live import Live
 from proxy.derender.state import FULL, Claim, Seal
 from proxy.derender.vocabulary import Vocabulary
 from proxy.derender.window import Window, unfinished
+from proxy.errors import RequestError
 
 # ids between two looks at the clock; feeding so many takes 0.05 ms
 STRIDE = 48
@@ -41,8 +42,14 @@ def from_snapshot(live: Live, claim: Claim, seal: Seal) -> bool:
 
 
 def from_window(live: Live, claim: Claim, vocabulary: Vocabulary, skip_special: bool) -> None:
-    """Make ``live``, a stream of plain text, go on from vLLM's decode window. The position is not known then."""
+    """Make ``live``, a stream of plain text, go on from vLLM's decode window. The position is not known then.
+
+    Raises RequestError for a window that is not of this vocabulary.
+    """
     fields = claim.fields
+    if not all(map(vocabulary.spells, fields.prev_tokens)):
+        at = "stream_state.prev_tokens"
+        raise RequestError(f"`{at}` has tokens that are not of this model's vocabulary.", param=at)
     window = Window.carried(vocabulary, skip_special, fields.prev_tokens, fields.prefix_offset, fields.read_offset)
     live.window = window
     if fields.prev_tokens or fields.logprob_context_token_ids:  # else nothing has been decoded yet

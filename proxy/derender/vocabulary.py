@@ -165,6 +165,10 @@ class Vocabulary:
         text = _complete(data)
         return "".join([f"<0x{byte:02X}>" for byte in data]) if text is None else text.replace(" ", "\u2581")
 
+    def spells(self, token: str) -> bool:
+        """Whether a token string can be one of this vocabulary's (as far as its alphabet tells)."""
+        return not self._byte_level or token in self.added or all(letter in _ALPHABET for letter in token)
+
     def token_bytes(self, token: str) -> bytes:
         """The bytes that a token string stands for; ``spell`` the other way round."""
         if self._byte_level:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxy.derender.logprobs import LogprobFormatter
@@ -207,8 +208,11 @@ async def _message(
     prompt: Sequence[int] | None,
 ) -> MessageBuilder:
     """The whole answer of one choice: what a stream of its chunks would add up to."""
-    stream = tier.open(chat, asked, request_id, choice.index, prompt)
     finish, stop = choice.finish_reason, choice.stop_reason
+    if finish == "length" and asked.settings.stop:
+        # the whole answer is there: an engine that matches stop strings itself did not stop at one
+        asked = replace(asked, settings=replace(asked.settings, stop=()))
+    stream = tier.open(chat, asked, request_id, choice.index, prompt)
     if finish is not None:
         stop, _ = tier.ending(asked, finish, stop, ids)
     message = MessageBuilder()

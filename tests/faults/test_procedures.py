@@ -15,7 +15,7 @@ import pytest
 
 from proxy.derender.derenderer import ChatSettings, Derenderer
 from proxy.derender.parsing.model import Calls, Sink, State
-from proxy.derender.parsing.registry import ToolFormat, builtin
+from proxy.derender.parsing.registry import Registry, ToolFormat
 from proxy.derender.vocabulary import Vocabulary
 from tests.faults import cases, checks, checks_service  # noqa: F401
 from tests.faults.cases import encode, model_dir, tokenizer
@@ -142,7 +142,7 @@ def test_parser_fails(fleet: Fleet) -> None:
     """A parser that raises in mid-stream ends its choice with an error, and no other choice."""
     case = cases.load()["errors-08"]
     simulator = fleet.simulator(DEMO_MODEL)
-    registry = builtin()
+    registry = Registry()
     states = {
         "content": State(Sink.CONTENT, on={"<tool_call>": "call"}),
         "call": State(Sink.CALL, reader=Raising, then="content"),

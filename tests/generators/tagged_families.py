@@ -211,6 +211,18 @@ def _step3(name: str, given: dict[str, Any], number: int, rng: random.Random) ->
     return [begin, "function", separator, invoke, end]
 
 
+class Inline(JsonFamily):
+    """Reasoning stays in the content, behind the marker that the prompt holds."""
+
+    def write(self, rng: random.Random, tools: Sequence[Tool]) -> Written:
+        assert self.think is not None
+        begin, end = self.think
+        reasoning, made = words(rng), calls(rng, tools, self.most)
+        said = words(rng) if not made or rng.random() < 0.5 else ""
+        pieces = [reasoning, Marker(end), *((said,) if said else ()), *(self.write_calls(made, rng) if made else ())]
+        return Written(tuple(pieces), (Marker(begin),), "", begin + reasoning + end + said, made)
+
+
 class Stripped(JsonFamily):
     """Whitespace around values is framing."""
 
@@ -277,6 +289,10 @@ GENERATORS = (
     Gemma4("gemma4", "gemma4", "gemma4", _GEMMA, (), Tagged(_gemma), think=("<|channel>", "<channel|>")),
     _family(
         "minimax_m2", _M2, Tagged(_m2, ((Marker(_M2[0]),), ("\n", Marker(_M2[1])))), "minimax_m2", think=_THINK
+    ),
+    Inline(
+        "minimax_m2_append_think", "minimax_m2_append_think", "minimax_m2", _M2, (),
+        Tagged(_m2, ((Marker(_M2[0]),), ("\n", Marker(_M2[1])))), think=_THINK,
     ),
     _family(
         "minimax_m3",
