@@ -59,6 +59,7 @@ class Engine:
     server: asyncio.Server | None = None
     sent: list[float] = field(default_factory=list)
     watched: bytes | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=2048)
@@ -66,7 +67,9 @@ class Engine:
 
     async def stop(self) -> None:
         assert self.server is not None
+        self.stopping.set()
         self.server.close()
+        await asyncio.sleep(0.1)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -81,7 +84,7 @@ class Engine:
                     await self._stream(writer, self.watched is None or self.watched in body)
                 else:
                     _json(writer, {})
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError):  # uvloop: the client has gone
             pass
         finally:
             writer.close()
@@ -98,7 +101,8 @@ class Engine:
             begin = time.perf_counter()
             for n, item in enumerate(plan.frames):
                 if plan.hold_after and n == plan.hold_after:
-                    await asyncio.sleep(3600)
+                    await self.stopping.wait()
+                    return
                 delay = begin + n * plan.interval - time.perf_counter()
                 if delay > 0:
                     await asyncio.sleep(delay)
