@@ -170,16 +170,6 @@ async def sample(server: Server, engine: load.Engine, streams: int, window: floa
     return Sample(events, wall, cpu)
 
 
-def latencies(engine: load.Engine, done: Sequence[load.Client]) -> list[float]:
-    """Seconds from the engine's send to the arrival of what it became, in order, for one stream.
-
-    Events and sends are matched by number: the answer has one event in front (the role), and each id of plain
-    text gives one event. Ids that say nothing (markers) are rare and only make the figure larger.
-    """
-    arrivals = [at for at, count in done[0].arrivals for _ in range(count)]
-    return [at - sent for sent, at in zip(engine.sent, arrivals[1:], strict=False) if at >= sent]
-
-
 async def compare(streams: int, plan: load.Plan, pairs: int, servers: Sequence[Server], engine: load.Engine) -> None:
     engine.plan = plan
     results: dict[str, list[Sample]] = {server.name: [] for server in servers}
@@ -202,27 +192,26 @@ async def compare(streams: int, plan: load.Plan, pairs: int, servers: Sequence[S
 
 async def latency(servers: Sequence[Server], engine: load.Engine, background: int) -> None:
     """Added latency of single events, with ``background`` paced streams beside the measured one."""
-    engine.plan = load.Plan(frames(200), interval=0.02)
+    # plain words, so that each id of the engine is one event of the answer
+    words = [load.frame([13]) for _ in range(200)]
+    engine.plan = load.Plan([*words, load.frame([151645], "stop")], interval=0.02)
     for server in servers:
+        engine.sent.clear()
+        engine.watched = b"424242"  # a seed, which the sidecar and the relay pass on
         beside = await load.opened(server.port, PATH, BODY, background)
         await asyncio.sleep(0.5)
-        measured = await timed_stream(server, engine)
-        for client in beside:
-            assert client.transport is not None
-            client.transport.abort()
-        values = sorted(measured)
+        client = (await load.opened(server.port, PATH, {**BODY, "seed": 424242}, 1, True))[0]
+        await client.done
+        arrivals = [at for at, count in client.arrivals for _ in range(count)]
+        first = 1 if server.name == "sidecar" else 0  # the sidecar's answer begins with the role
+        values = sorted(at - sent for sent, at in zip(engine.sent, arrivals[first:], strict=False))
         p50, p99 = values[len(values) // 2] * 1e3, values[int(len(values) * 0.99)] * 1e3
         print(f"added latency, {background:3} streams beside: {server.name:8} p50 {p50:6.2f} ms  p99 {p99:6.2f} ms")
-
-
-async def timed_stream(server: Server, engine: load.Engine) -> list[float]:
-    """One stream whose sends are told apart from the others' by a seed that the sidecar and the relay pass on."""
-    engine.sent.clear()
-    engine.watched = b"424242"
-    client = (await load.opened(server.port, PATH, {**BODY, "seed": 424242}, 1, True))[0]
-    await client.done
+        for other in (client, *beside):
+            assert other.transport is not None
+            other.transport.abort()
+        await asyncio.sleep(0.3)
     engine.watched = None
-    return latencies(engine, [client])
 
 
 async def memory(server: Server, engine: load.Engine, streams: int) -> None:
@@ -249,7 +238,7 @@ async def run(quick: bool) -> None:
             await compare(streams, load.Plan(frames(3000 if streams == 1 else 300)), pairs, servers, engine)
         for streams, rate in ((1, 100), (64, 50), (256, 25)):
             await compare(streams, load.Plan(frames(1000), interval=1 / rate), pairs, servers, engine)
-        for background in (0, 64):
+        for background in (0, 64, 256):
             await latency(servers, engine, background)
         await memory(servers[0], engine, 500 if quick else 1000)
     finally:
