@@ -41,7 +41,7 @@ async def keep(page, name):
 async def test_open_streams_and_counters(debugged, page):
     key = {"authorization": "Bearer k"}
     async with httpx.AsyncClient(timeout=30, headers=key) as http:
-        body = chat_body(TEXT + " word" * 80, xargs={"itl": 0.08}) | {"stream": True}
+        body = chat_body(TEXT + " word" * 30, xargs={"itl": 0.05}) | {"stream": True}
         chats = [
             asyncio.create_task(
                 http.post(f"{debugged.url}/v1/chat/completions", json=body, headers={"x-request-id": f"ui-{number}"})

@@ -34,9 +34,9 @@ async def exit_code(process, seconds=30):
 
 @pytest.mark.parametrize("order", ["SIGTERM alone", "preStop, then SIGTERM"])
 async def test_200_open_streams_end_well(engine, tmp, order):
-    with sidecar_process(engine.url, tmp=tmp, window=2.0) as sidecar:
+    with sidecar_process(engine.url, tmp=tmp, window=1.5) as sidecar:
         async with clients() as session:
-            early = [asyncio.create_task(one(session, sidecar.url, words=50, itl=0.12)) for _ in range(200)]
+            early = [asyncio.create_task(one(session, sidecar.url, words=45, itl=0.1)) for _ in range(200)]
             await until_open(sidecar.url, 200)
             hook = None
             if order == "SIGTERM alone":
@@ -170,7 +170,7 @@ async def test_a_second_interrupt_ends_at_once(engine, tmp):
 async def test_a_rolling_restart_of_two_replicas_loses_no_stream(engine, tmp):
     """Clients go where /ready is 200, as a gateway sends them, which looks only every half a second."""
     with contextlib.ExitStack() as stack:
-        first, second = (stack.enter_context(sidecar_process(engine.url, tmp=tmp, window=1.5)) for _ in range(2))
+        first, second = (stack.enter_context(sidecar_process(engine.url, tmp=tmp, window=1.0)) for _ in range(2))
         ready, outcomes, going = [first.url, second.url], [], True
 
         async def probe(urls):
@@ -189,13 +189,13 @@ async def test_a_rolling_restart_of_two_replicas_loses_no_stream(engine, tmp):
         probing = asyncio.create_task(probe(urls))
         async with clients() as session:
             load = [asyncio.create_task(client(session, number)) for number in range(20)]
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
             for replica in (first, second):
                 replica.process.send_signal(signal.SIGTERM)
-                successor = sidecar_process(engine.url, tmp=tmp, window=1.5)
+                successor = sidecar_process(engine.url, tmp=tmp, window=1.0)
                 urls.append((await asyncio.to_thread(stack.enter_context, successor)).url)
                 assert await exit_code(replica) == 0
-                await asyncio.sleep(1)
+                await asyncio.sleep(0.5)
             going = False
             await asyncio.gather(*load, probing)
     assert len(outcomes) > 60

@@ -91,7 +91,7 @@ async def replaced(sidecar, index, pid):
 
 async def test_drain_reaches_all(sidecar, tmp):
     async with clients() as session:
-        streams = [asyncio.create_task(one(session, sidecar.url, words=30, itl=0.1)) for _ in range(60)]
+        streams = [asyncio.create_task(one(session, sidecar.url, words=25, itl=0.08)) for _ in range(60)]
         await until_open(sidecar.url, 60)
         hook = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "proxy", "drain"),
@@ -123,7 +123,7 @@ async def all_not_ready(url):
 
 async def test_a_signal_reaches_all_and_waits_for_streams(sidecar):
     async with clients() as session:
-        streams = [asyncio.create_task(one(session, sidecar.url, words=30, itl=0.1)) for _ in range(60)]
+        streams = [asyncio.create_task(one(session, sidecar.url, words=25, itl=0.08)) for _ in range(60)]
         await until_open(sidecar.url, 60)
         sidecar.process.send_signal(signal.SIGTERM)
         assert all(outcome.complete for outcome in await asyncio.gather(*streams))
