@@ -45,6 +45,9 @@ def home() -> Path:
 def make_directory(port: int) -> Path | None:
     """The directory of the sidecar that this process is; None, with a warning, where there can be none."""
     try:
+        for other in home().iterdir():
+            if not _alive(other):
+                remove_directory(other)  # of one that was killed
         path = home() / f"{port}.{os.getpid()}"
         shutil.rmtree(path, ignore_errors=True)  # of one that had the same pid, as in a container that was restarted
         path.mkdir(mode=0o700)

@@ -175,10 +175,14 @@ def test_workers_end_with_their_parent(engine, tmp):
         workers = pids_of(sidecar).values()
         sidecar.process.kill()
         sidecar.process.wait()
+        left = Path(sidecar.home)
         deadline = time.monotonic() + 10
         while any(alive(pid) for pid in workers):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert left.exists()
+    with sidecar_process(engine.url, tmp=tmp):
+        assert not left.exists()  # the next one tidies up
 
 
 def test_one_port_in_use_is_told_before_anything_starts(tmp):
