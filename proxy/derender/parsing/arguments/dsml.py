@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from proxy.derender.parsing.arguments.schema import convert, is_verbatim, parameter_types, quote, quote_inner
+from proxy.derender.parsing.arguments.schema import parameter_types
+from proxy.derender.parsing.arguments.writer import ObjectWriter
 from proxy.derender.parsing.model import Calls
 
 NAME_LIMIT = 256
-# A typed value is held until it is complete; a larger one is taken for a string.
-VALUE_LIMIT = 1 << 20
 # A tag that is longer is none.
 TAG_LIMIT = 1024
 
@@ -36,12 +35,7 @@ class DsmlReader:
         "_at",
         "_held",
         "_name",
-        "_keys",
-        "_types",
-        "_string",
-        "_skipped",
-        "_value",
-        "_size",
+        "_object",
         "done",
         "failed",
     )
@@ -53,12 +47,7 @@ class DsmlReader:
         self._at = _NAME
         self._held = ""
         self._name = ""
-        self._keys: list[str] = []
-        self._types: tuple[str, ...] = ()
-        self._string = False  # the value is being sent as it comes
-        self._skipped = False  # a key that was there before: JSON has no use for it
-        self._value: list[str] = []  # pieces of a typed value
-        self._size = 0
+        self._object = ObjectWriter()
         self.done = False
         self.failed = False
 
@@ -66,7 +55,7 @@ class DsmlReader:
 
     def text(self, text: str, calls: Calls) -> int:
         if self._at == _VALUE and not self._held and "<" not in text:
-            self._data(text, calls)
+            self._object.data(text, calls)
             return len(text)
         rest = self._held + text
         self._held = ""
@@ -137,24 +126,24 @@ class DsmlReader:
         return text[end + 1 :] if end >= 0 else text
 
     def _key_begins(self, key: str, string: str, calls: Calls) -> None:
-        self._types = parameter_types(calls.schema(self._name), key) if string not in ("true", "false") else ()
-        self._string = string == "true" or is_verbatim(self._types)
-        self._skipped = not key or key in self._keys
-        self._value = []
-        self._size = 0
         self._at = _VALUE
-        if not self._skipped:
-            calls.arguments(("{" if not self._keys else ", ") + quote(key) + (': "' if self._string else ": "))
-            self._keys.append(key)
+        if not key:
+            self._object.drop()
+        elif string == "true":
+            self._object.key(key, ("string",), calls)
+        else:
+            types = () if string == "false" else parameter_types(calls.schema(self._name), key)
+            self._object.key(key, types, calls)
 
     def _read_value(self, text: str, calls: Calls) -> str | None:
         end = text.find(self._shut)
         if end >= 0:
-            self._data(text[:end], calls)
-            self._value_ends(calls)
+            self._object.data(text[:end], calls)
+            self._object.close(calls)
+            self._at = _BETWEEN
             return text[end + len(self._shut) :]
         keep = self._tail(text)
-        self._data(text[:keep], calls)
+        self._object.data(text[:keep], calls)
         self._held = text[keep:]
         return None
 
@@ -165,38 +154,17 @@ class DsmlReader:
             at = text.find("<", at + 1)
         return at if at >= 0 else len(text)
 
-    def _data(self, text: str, calls: Calls) -> None:
-        if self._skipped or not text:
-            return
-        if self._string:
-            calls.arguments(quote_inner(text))
-            return
-        self._value.append(text)
-        self._size += len(text)
-        if self._size > VALUE_LIMIT:
-            self._string = True
-            calls.arguments('"' + quote_inner("".join(self._value)))
-            self._value = []
-
-    def _value_ends(self, calls: Calls) -> None:
-        self._at = _BETWEEN
-        if self._skipped:
-            return
-        calls.arguments('"' if self._string else convert("".join(self._value), self._types))
-        self._value = []
-
     # -- beginning and end -----------------------------------------------------------------------------
 
     def _end(self, calls: Calls, closed: bool) -> None:
-        calls.arguments("}" if self._keys else "{}")
         self.done = True
-        calls.end(closed)
+        self._object.end(calls, closed)
 
     def marker(self, marker: str, calls: Calls) -> bool:
         """Data inside a value, noise between values."""
         if self._at == _VALUE:
             held, self._held = self._held, ""
-            self._data(held + marker, calls)
+            self._object.data(held + marker, calls)
             return True
         return self._at == _BETWEEN
 
@@ -212,20 +180,8 @@ class DsmlReader:
     # -- snapshots -------------------------------------------------------------------------------------
 
     def save(self) -> list[Any]:
-        return [
-            self._at,
-            self._held,
-            self._name,
-            list(self._keys),
-            list(self._types),
-            self._string,
-            self._skipped,
-            "".join(self._value),
-        ]
+        return [self._at, self._held, self._name, self._object.save(), self.failed]
 
     def load(self, state: Any) -> None:
-        self._at, self._held, self._name, keys, types, self._string, self._skipped, value = state
-        self._keys = list(keys)
-        self._types = tuple(types)
-        self._value = [value] if value else []
-        self._size = len(value)
+        self._at, self._held, self._name, written, self.failed = state
+        self._object.load(written)

@@ -50,6 +50,11 @@ class ObjectWriter:
             calls.arguments(("{" if not self._keys else ", ") + quote(key) + (': "' if self._string else ": "))
             self._keys.append(key)
 
+    def drop(self) -> None:
+        """A value without a usable key begins; it is dropped."""
+        self.open = True
+        self._skipped = True
+
     def data(self, text: str, calls: Calls) -> None:
         """A piece of the value."""
         if self._skipped or not text:

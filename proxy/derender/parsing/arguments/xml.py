@@ -17,12 +17,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from proxy.derender.parsing.arguments.schema import convert, is_verbatim, parameter_types, quote, quote_inner
+from proxy.derender.parsing.arguments.schema import parameter_types
+from proxy.derender.parsing.arguments.writer import ObjectWriter
 from proxy.derender.parsing.model import Calls
 
 NAME_LIMIT = 256
-# A typed value is held until it is complete; a larger one is taken for a string.
-VALUE_LIMIT = 1 << 20
 # Whitespace behind a possible closing tag is held until it is decided.
 SPACE_LIMIT = 1024
 
@@ -49,16 +48,10 @@ class XmlReader:
         "_at",
         "_held",
         "_name",
-        "_key",
         "_begun",
-        "_keys",
-        "_types",
-        "_string",
-        "_value",
-        "_size",
+        "_object",
         "_fresh",
         "_line_start",
-        "_skipped",
         "done",
         "failed",
     )
@@ -67,16 +60,10 @@ class XmlReader:
         self._at = _NAME if opened else _BEFORE
         self._held = ""
         self._name = ""
-        self._key = ""
         self._begun = False
-        self._keys: list[str] = []
-        self._types: tuple[str, ...] = ()
-        self._string = False  # the value is being sent as it comes
-        self._value: list[str] = []  # pieces of a typed value
-        self._size = 0
+        self._object = ObjectWriter()
         self._fresh = False  # nothing of the value was read yet: a newline is framing
         self._line_start = False  # the value's unread text begins a line
-        self._skipped = False  # a key that was there before: JSON has no use for it
         self.done = False
         self.failed = False
 
@@ -155,25 +142,16 @@ class XmlReader:
             self.failed = True
             return text
         self._at = _VALUE
-        self._skipped = True
+        self._object.drop()
         self._fresh = False
         self._line_start = False
-        self._string = True
         return text
 
     def _key_begins(self, key: str, calls: Calls) -> None:
-        self._key = key
-        self._types = parameter_types(calls.schema(self._name), key)
-        self._string = is_verbatim(self._types)
-        self._skipped = key in self._keys
-        self._value = []
-        self._size = 0
         self._fresh = True
         self._line_start = False
         self._at = _VALUE
-        if not self._skipped:
-            calls.arguments(("{" if not self._keys else ", ") + quote(key) + (': "' if self._string else ": "))
-            self._keys.append(key)
+        self._object.key(key, parameter_types(calls.schema(self._name), key), calls)
 
     def _read_value(self, text: str, calls: Calls) -> str | None:
         if self._fresh:
@@ -230,29 +208,12 @@ class XmlReader:
 
     def _data(self, text: str, calls: Calls) -> None:
         self._line_start = False
-        if self._skipped:
-            return
-        if self._string:
-            calls.arguments(quote_inner(text))
-            return
-        self._value.append(text)
-        self._size += len(text)
-        if self._size > VALUE_LIMIT:
-            self._string = True
-            calls.arguments('"' + quote_inner("".join(self._value)))
-            self._value = []
+        self._object.data(text, calls)
 
     def _value_ends(self, last: str, calls: Calls) -> None:
-        if last:
-            self._data(last, calls)
+        self._data(last, calls)
         self._at = _BETWEEN
-        if self._skipped:
-            self._skipped = False
-        elif self._string:
-            calls.arguments('"')
-        else:
-            calls.arguments(convert("".join(self._value), self._types))
-            self._value = []
+        self._object.close(calls)
 
     # -- beginning and end -----------------------------------------------------------------------------
 
@@ -265,9 +226,8 @@ class XmlReader:
         return True
 
     def _end(self, calls: Calls, closed: bool) -> None:
-        calls.arguments("}" if self._keys else "{}")
         self.done = True
-        calls.end(closed)
+        self._object.end(calls, closed)
 
     def marker(self, marker: str, calls: Calls) -> bool:
         """Inside a value a marker is data, except a closing one right behind a closing tag."""
@@ -308,33 +268,13 @@ class XmlReader:
             self._at,
             self._held,
             self._name,
-            self._key,
             self._begun,
-            list(self._keys),
-            list(self._types),
-            self._string,
-            "".join(self._value),
+            self._object.save(),
             self._fresh,
             self._line_start,
-            self._skipped,
+            self.failed,
         ]
 
     def load(self, state: Any) -> None:
-        (
-            self._at,
-            self._held,
-            self._name,
-            self._key,
-            self._begun,
-            keys,
-            types,
-            self._string,
-            value,
-            self._fresh,
-            self._line_start,
-            self._skipped,
-        ) = state
-        self._keys = list(keys)
-        self._types = tuple(types)
-        self._value = [value] if value else []
-        self._size = len(value)
+        self._at, self._held, self._name, self._begun, written, self._fresh, self._line_start, self.failed = state
+        self._object.load(written)
