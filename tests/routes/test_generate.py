@@ -127,9 +127,9 @@ def test_tokens_are_the_engines_own_bytes(simulator, parsing, streamed):
 
 def test_a_tokens_client_that_leaves_aborts(simulator, parsing):
     asked = body(text="word " * 100, params={"extra_args": {"force_text": "word " * 100, "itl": 0.02}}, stream=True)
-    with httpx.stream("POST", parsing.url + PATH, json=asked, headers={"x-request-id": "tokens-leave"}) as answer:
+    with httpx.stream("POST", parsing.url + PATH, json=asked, headers={"x-request-id": "relayed-leaver"}) as answer:
         next(answer.iter_bytes())
-    until(lambda: simulator.only("tokens-leave")["aborted"] == "close")
+    until(lambda: simulator.only("relayed-leaver")["aborted"] == "close")
 
 
 # -- text and derender -----------------------------------------------------------------------------------------
@@ -373,9 +373,9 @@ def test_ids_of_requests(simulator, parsing):
     """The answer has the client's; the engine's is another's to guess."""
     for fields, headers, shown in (
         ({"request_id": "from-body"}, {}, "generate-tokens-from-body"),
-        ({"request_id": "from-body"}, {"x-request-id": "from-header"}, "generate-tokens-from-header"),
+        ({"request_id": "from-body"}, {"x-request-id": "from-the-header"}, "generate-tokens-from-the-header"),
     ):
         answer = post(parsing.url, body("text", "a", **fields), **headers)
         assert answer.json()["request_id"] == shown
-    (seen,) = simulator.requests("from-header")
-    assert re.fullmatch("generate-tokens-from-header-[0-9a-f]{16}", seen["request_id"])
+    (seen,) = simulator.requests("from-the-header")
+    assert re.fullmatch("generate-tokens-from-the-header-[0-9a-f]{16}", seen["request_id"])
