@@ -10,6 +10,7 @@ import pytest
 
 from proxy.derender.deltas import Delta
 from proxy.derender.derenderer import Derenderer
+from proxy.derender.parsing.arguments.json_value import ValueReader
 from proxy.derender.settings import ChatSettings
 from tests.generators.base import Marker, toy
 
@@ -262,3 +263,62 @@ def test_mistral_reasoning_holds_markers_of_calls_and_may_be_spelled_out() -> No
     assert (reasoning(got), *answer(got)) == ("a [TOOL_CALLS]f[ARGS]{}", "hi", [("f", "{}")])
     got = feed("mistral", ["<think>a</th", "ink>b"], _MISTRAL, reasoning_parser="mistral")
     assert (reasoning(got), *answer(got)) == ("a", "b", [])
+
+
+# -- arguments that are encoded twice ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (r'"{\"city\": \"Rom\"}"', '{"city": "Rom"}'),
+        (r'"\n {\"city\": \"K\u00f6ln \ud83d\ude00 \\\"x\\\\\"}"', '\n {"city": "Köln 😀 \\"x\\\\"}'),
+        (r'"{\"a\": \"\\u00e9\\n\"}"', '{"a": "\\u00e9\\n"}'),
+        ('""', "{}"),
+        ('"  "', "{}"),
+        ('"str"', '"str"'),
+        (r'"\"quoted\""', r'"\"quoted\""'),
+        (r'"[1, 2]"', '"[1, 2]"'),
+        ("null", "{}"),
+        ("{}", "{}"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_a_string_that_holds_an_object_is_that_object(written: str, expected: str) -> None:
+    """In any cut: the pieces go out as they come, with no escape torn."""
+    for step in (1, 2, 3, 5, 100):
+        reader, said = ValueReader(), Said()
+        for at in range(0, len(written), step):
+            saved = json.loads(json.dumps(reader.save()))
+            reader = ValueReader()
+            reader.load(saved)
+            reader.text(written[at : at + step], said)
+        if not reader.done:
+            reader.finish(said)
+        assert "".join(said.parts) == expected
+        assert said.ended == [True]
+
+
+class Said:
+    """What a reader says."""
+
+    named = ""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.ended: list[bool] = []
+
+    def begin(self, name: str, call_id: str = "") -> bool:
+        return True
+
+    def arguments(self, text: str) -> None:
+        self.parts.append(text)
+
+    def end(self, closed: bool, listed: bool = False) -> None:
+        self.ended.append(closed)
+
+    def end_list(self, closed: bool) -> None:
+        self.ended.append(closed)
+
+    def schema(self, name: str) -> dict[str, object]:
+        return {}
