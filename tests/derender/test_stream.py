@@ -294,3 +294,19 @@ def test_a_long_argument_is_linear(form: str, unit: str) -> None:
 
     short, long = argument(8192), argument(32768)
     assert min(seconds(long) for _ in range(3)) <= 6 * min(seconds(short) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ("<tool_call>\n%s\n%s\n</tool_call>", 2, None),
+        ("<tool_call>\n%s}\n</tool_call>\nDone", 1, "\nDone"),
+        ("<tool_call>%s<tool_call>%s", 2, None),
+        ("<tool_call>%s</tool_call>{}", 1, "{}"),
+    ],
+)
+def test_what_models_get_wrong_around_hermes_calls(text: str, calls: int, content: str | None) -> None:
+    written = text.replace("%s", '{"name": "get_time", "arguments": {"city": "Rom"}}')
+    message = whole(opened(), written)
+    assert [call["arguments"] for call in message.tool_calls] == ['{"city": "Rom"}'] * calls
+    assert message.content == content

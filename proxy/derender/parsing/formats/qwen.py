@@ -46,7 +46,13 @@ HERMES = ToolFormat(
     states={
         "content": State(Sink.CONTENT, on={"<tool_call>": "call"}),
         "call": State(Sink.CALL, reader=CallReader, then="closing", trial=True),
-        "closing": State(Sink.GAP, on={"</tool_call>": "between", "<tool_call>": "call"}, otherwise="content"),
+        # a brace too many is noise, a second object in the same tags is a second call
+        "closing": State(
+            Sink.GAP,
+            on={"</tool_call>": "between", "<tool_call>": "call", "}": "closing"},
+            starts={"{": "call"},
+            otherwise="content",
+        ),
         "between": State(Sink.GAP, on={"<tool_call>": "call"}, otherwise="content"),
     },
 )
