@@ -1,4 +1,4 @@
-"""Every format there is, by its generator: microseconds per token, one token per chunk, at 2k and 32k tokens.
+"""Every format there is, by its generator: microseconds per token, one token per chunk, from 1k to 64k tokens.
 
 ``python -m tests.bench.formats [FAMILY ...]``. Time is the CPU time of the thread, so that other work on the machine
 changes little. The vocabulary is the generators' small one, whose tokens are a few
@@ -19,7 +19,7 @@ from proxy.derender.settings import ChatSettings
 from tests.generators.base import Generator, Written, generators
 from tests.generators.check import derenderer
 
-LENGTHS = (2048, 32768)
+LENGTHS = (1024, 2048, 32768, 65536)
 PROSE = "The quick brown fox, lazy dogs: naïve café owners sell 12 kinds of coffee for 3.50 each. "
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -81,13 +81,16 @@ def measure(generator: Generator, written: Written) -> list[float]:
 
 def main(families: Sequence[str]) -> None:
     gc.freeze()
-    print(f"{'format':18} {'region':10} {'2k':>6} {'32k':>6} {'32k/2k':>7}   us per token, one token per chunk")
+    heads = "".join(f"{f'{length // 1024}k':>7}" for length in LENGTHS)
+    print(f"{'format':18} {'region':10}{heads} {'32k/2k':>7}   us per token, one token per chunk")
     for generator in generators():
         if families and generator.family not in families:
             continue
         for region, written in outputs(generator):
-            short, long = measure(generator, written)
-            print(f"{generator.family:18} {region:10} {short:6.2f} {long:6.2f} {long / short:7.2f}")
+            found = measure(generator, written)
+            ratio = found[LENGTHS.index(32768)] / found[LENGTHS.index(2048)]
+            times = "".join(f"{time:7.2f}" for time in found)
+            print(f"{generator.family:18} {region:10}{times} {ratio:7.2f}", flush=True)
 
 
 if __name__ == "__main__":
