@@ -293,7 +293,8 @@ def test_a_long_argument_is_linear(form: str, unit: str) -> None:
         return time.process_time() - begin
 
     short, long = argument(8192), argument(32768)
-    assert min(seconds(long) for _ in range(3)) <= 6 * min(seconds(short) for _ in range(3))
+    # quadratic work is 16 times as much in every pair; what else the machine does is not in all of them
+    assert min(seconds(long) / seconds(short) for _ in range(7)) <= 6
 
 
 @pytest.mark.parametrize(
