@@ -55,7 +55,7 @@ def _reasoning(
 
 
 _SWITCH = ("thinking", "enable_thinking")
-DEEPSEEK_R1 = _reasoning("deepseek_r1", "step5", open_by_default=True)
+DEEPSEEK_R1 = _reasoning("deepseek_r1", open_by_default=True)
 DEEPSEEK_V3_THINKING = _reasoning("deepseek_v3", open_by_default=False, opens=_SWITCH)
 DEEPSEEK_V4_THINKING = _reasoning(
     "deepseek_v4", "deepseek_v41", open_by_default=True, switch=_SWITCH, ends_with_call=True, drops_tail=True
