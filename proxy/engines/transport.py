@@ -1,7 +1,7 @@
 """The HTTP client towards engines: httpx's API over aiohttp, with the settings that thousands of streams need.
 
 httpx's own pool costs 5 ms of CPU per request at 256 streams and its reader 40 us per event; over aiohttp it is 0.3 ms
-and 12 us (measured; docs of the project). Two things of the transport are in the way here and are replaced: its pool
+and 12 us (measured). Two things of the transport are in the way here and are replaced: its pool
 limit, and its chain of generators around the body, which would also drop bytes that came before a broken connection.
 """
 
