@@ -189,8 +189,7 @@ class Case:
             found.append(Plan(plan["name"], ids, tuple(len(chunk) for chunk in chunks)))
         count = len(self.ids)
         found.append(Plan("one token per chunk", self.ids, (1,) * count))
-        if "stop_token_ids" not in self.request:  # the id that ended generation comes together with the finish
-            found.append(Plan("one token per chunk, finish alone", self.ids, (1,) * count, alone=True))
+        found.append(Plan("one token per chunk, finish alone", self.ids, (1,) * count, alone=True))
         found.append(Plan("all in one", self.ids, (count,)))
         for seed in range(RANDOM_CUTS):
             found.append(Plan(f"random cut {seed}", self.ids, random_lengths(count, f"{self.id} {seed}")))

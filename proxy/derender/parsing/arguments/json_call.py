@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.derender.parsing.arguments.json_value import ValueReader, ValueScanner, in_string, not_space
+from proxy.derender.parsing.arguments.json_value import ValueReader, ValueScanner, not_space, string_end
 from proxy.derender.parsing.model import Calls
 
 # A tool's name is at most 64 characters at OpenAI; anything much longer is no name.
@@ -203,27 +203,14 @@ class CallReader:
 
     def _read_string(self, text: str, at: int, calls: Calls) -> int:
         """A key or the name: to the closing quote."""
-        begin = at
-        while True:
-            if self._escaped:
-                if at >= len(text):
-                    break
-                self._escaped = False
-                at += 1
-            match = in_string(text, at)
-            if match is None:
-                at = len(text)
-                break
-            at = match.end()
-            if match.group() == '"':
-                self._captured += text[begin : at - 1]
-                self._string_ends(calls)
-                return at
-            self._escaped = True
-        self._captured += text[begin:at]
+        end, closed, self._escaped = string_end(text, at, self._escaped)
+        self._captured += text[at : end - 1 if closed else end]
+        if closed:
+            self._string_ends(calls)
+            return end
         if len(self._captured) > NAME_LIMIT:
             self._fail(calls)
-        return at
+        return end
 
     def _may_precede(self, key: str) -> bool:
         """Whether the key can stand in a call that is not named yet: the first other one tells a plain answer."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from proxy.derender.parsing.arguments.json_call import NAME_LIMIT
-from proxy.derender.parsing.arguments.json_value import ValueReader, in_string, not_space
+from proxy.derender.parsing.arguments.json_value import ValueReader, not_space, string_end
 from proxy.derender.parsing.model import Calls
 
 _OPEN, _KEY, _NAME, _COLON, _ARGUMENTS, _CLOSE = range(6)
@@ -65,26 +65,13 @@ class KeyedReader:
         return True
 
     def _read_name(self, text: str, at: int, calls: Calls) -> int:
-        begin = at
-        while True:
-            if self._escaped:
-                if at >= len(text):
-                    break
-                self._escaped = False
-                at += 1
-            match = in_string(text, at)
-            if match is None:
-                at = len(text)
-                break
-            at = match.end()
-            if match.group() == '"':
-                self._name += text[begin : at - 1]
-                self._name_ends()
-                return at
-            self._escaped = True
-        self._name += text[begin:at]
-        self.failed = len(self._name) > NAME_LIMIT
-        return at
+        end, closed, self._escaped = string_end(text, at, self._escaped)
+        self._name += text[at : end - 1 if closed else end]
+        if closed:
+            self._name_ends()
+        else:
+            self.failed = len(self._name) > NAME_LIMIT
+        return end
 
     def _name_ends(self) -> None:
         try:

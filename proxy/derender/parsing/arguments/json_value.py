@@ -26,6 +26,26 @@ PROBE_LIMIT = 64
 not_space = re.compile(r"[^ \t\r\n]").search
 
 
+def string_end(text: str, at: int, escaped: bool) -> tuple[int, bool, bool]:
+    """Look for the closing quote of a string whose inside goes on at ``at``, behind a backslash if ``escaped``.
+
+    Returns the index behind what was read, whether that is the quote, and whether a backslash is pending.
+    """
+    while True:
+        if escaped:
+            if at >= len(text):
+                return at, False, True
+            escaped = False
+            at += 1
+        match = in_string(text, at)
+        if match is None:
+            return len(text), False, False
+        at = match.end()
+        if match.group() == '"':
+            return at, True, False
+        escaped = True
+
+
 class ValueScanner:
     """Finds the end of one JSON value. ``scan`` may be fed in any pieces.
 
