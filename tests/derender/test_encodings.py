@@ -122,6 +122,68 @@ def test_a_list_that_does_not_close_has_no_calls_where_they_are_sent_complete() 
     assert closed == ("", [("f", '{"city": "a"}'), ("g", '{"city": "b"}')])
 
 
+_MARKS = {
+    "<|python_end|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "[TOOL_CALLS]",
+    "<|tools_prefix|>",
+    "<|tools_suffix|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+}
+_LISTS = [  # parser, what opens the list, a call, what stands between two, what closes the list and the frame
+    ("pythonic", "[", "f(n=1)", ", ", "]", ""),
+    ("llama4_pythonic", "[", "f(n=1)", ", ", "]", M("<|python_end|>")),
+    ("lfm2", M("<|tool_call_start|>") + "[", "f(n=1)", ", ", "]", M("<|tool_call_end|>")),
+    ("olmo3", "<function_calls>", "f(n=1)", "\n", "", "</function_calls>"),
+    ("jamba", "<tool_calls>[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", "</tool_calls>"),
+    ("granite", "<tool_call>[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", ""),
+    ("hunyuan_a13b", "<tool_calls>[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", "</tool_calls>"),
+    ("xlam", "[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", ""),
+    ("phi4_mini_json", "functools[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", ""),
+    ("mistral", M("[TOOL_CALLS]") + "[", '{"name": "f", "arguments": {"n": 1}}', ", ", "]", ""),
+    ("apertus", M("<|tools_prefix|>") + "[", '{"f": {"n": 1}}', ", ", "]", M("<|tools_suffix|>")),
+    (
+        "cohere_command3",
+        M("<|START_ACTION|>") + "[",
+        '{"tool_name": "f", "parameters": {"n": 1}}',
+        ", ",
+        "]",
+        M("<|END_ACTION|>"),
+    ),
+]
+_BROKEN_ITEMS = ["oops", "{oops", '{"nam', '{"x": [1, "}', "7", "g", "g(", "g(7)", "x" * 300, "x" * 5000, '{"name": 3}']
+
+
+@pytest.mark.parametrize("written", _LISTS, ids=[row[0] for row in _LISTS])
+def test_what_breaks_a_list_is_text_and_the_calls_before_it_stay(written: tuple[str, ...]) -> None:
+    parser, begin, call, between, end, close = written
+    marks = tuple(mark for mark in (begin.rstrip("["), close) if mark in _MARKS)
+    begins = [begin[: -len("[")], "["] if begin.endswith("[") and begin[:-1] in _MARKS else [begin]
+    pieces = [M(piece) if piece in _MARKS else piece for piece in begins if piece]
+    calls = [("f", '{"n": 1}')]
+    for item in _BROKEN_ITEMS:
+        if parser == "apertus" and item.startswith(('{"x"', '{"name"')):
+            continue  # calls of ``x`` and ``name`` there
+        for tail in ("", end):
+            broken = feed(parser, [*pieces, call + between + item + tail], marks)
+            assert answer(broken) == (item + tail, calls), (item, tail)
+            framed = [*pieces, call, between, *item, tail, *([M(close) if close in _MARKS else close] if close else [])]
+            # in an open string the closing tag is data
+            open_string = parser != "olmo3" and item.count('"') % 2 == 1 and close not in _MARKS
+            assert answer(feed(parser, framed, marks)) == (item + tail + close * open_string, calls), (item, tail)
+            # a marker breaks it as well
+            if len(item) <= 4 and "(" not in item:
+                again = feed(parser, [*pieces, call + between + item, M("<|odd|>")], (*marks, "<|odd|>"))
+                assert answer(again) == (item, calls)
+    # cut by a limit, it may have become a call: not text, as for the first one
+    assert answer(feed(parser, [*pieces, call, between, item[:4]], marks, finish="length"))[1] == calls
+    # whole lists, and those with a comma too many
+    assert answer(feed(parser, [*pieces, call, between, call, end], marks)) == ("", calls * 2)
+    assert answer(feed(parser, [*pieces, call, between, end], marks)) == ("", calls)
+
+
 def test_llama_4_frames_the_list_now_and_then() -> None:
     begin, end = M("<|python_start|>"), M("<|python_end|>")
     got = feed("llama4_pythonic", [begin, "[f(n=1)]", end, " and more"], (begin, end))
@@ -319,6 +381,9 @@ class Said:
 
     def end_list(self, closed: bool) -> None:
         self.ended.append(closed)
+
+    def further(self) -> None:
+        pass
 
     def schema(self, name: str) -> dict[str, object]:
         return {}

@@ -15,7 +15,7 @@ Rules, and why:
 5. *A trial* is a call that has not been named yet, so that it may be none: what it reads is kept, and
    read again as text of the state before once it fails. Reading again is linear: a trial that has read
    much, or that the end of the stream leaves open, becomes text as it is, without a second look for
-   markers.
+   markers. Each further call of a list is a trial too: what breaks the list is text behind it.
 6. *Inside a call the argument encoding decides*: whether a marker is data, where the call ends, and what
    of it is argument.
 """
@@ -50,16 +50,22 @@ _TEXT, _MARKER, _SPECIAL = 0, 1, 2
 
 
 class _Trial:
-    """A call that may turn out to be none; ``opener`` is "" where a first character began it."""
+    """A call that may turn out to be none; ``opener`` is "" where a first character began it.
 
-    __slots__ = ("origin", "opener", "special", "held", "declared", "items", "size", "tokens")
+    ``further``: it is one more call of a list whose reader goes on, so ``origin`` is the state behind the list.
+    """
 
-    def __init__(self, origin: str, opener: str, special: bool, held: str, declared: bool) -> None:
+    __slots__ = ("origin", "opener", "special", "held", "declared", "further", "items", "size", "tokens")
+
+    def __init__(
+        self, origin: str, opener: str, special: bool, held: str, declared: bool, further: bool = False
+    ) -> None:
         self.origin = origin
         self.opener = opener
         self.special = special
         self.held = held
         self.declared = declared
+        self.further = further
         self.items: list[tuple[int, str]] = []  # (one of _TEXT, _MARKER, _SPECIAL; its text)
         self.size = 0
         self.tokens = 0
@@ -90,6 +96,7 @@ class Machine:
         "_head",
         "_framed",
         "_failures",
+        "_further",
         "named",
         "events",
         "reasoning_tokens",
@@ -121,6 +128,7 @@ class Machine:
         self._head = ""  # text of ``Sink.HEAD`` states
         self._framed = False  # a marker that came as a token is in it
         self._failures = 0  # trials that failed so far, to notice one that fails on the way
+        self._further = False  # the reader stands where a further call of its list may begin
         self.named = named
         self.events: list[Event] = []
         self.reasoning_tokens = 0
@@ -204,7 +212,9 @@ class Machine:
     def finish(self, cut: bool) -> None:
         """The stream ends; ``cut``: by a limit and not by the model, so that an open call is no text."""
         if self._trial is not None:
-            if cut and self._trial.opener:
+            if cut and (self._trial.opener or self._trial.further):
+                if self._trial.further:
+                    self._end_list()
                 self._trial = None
                 self._reader = None
                 return
@@ -365,30 +375,24 @@ class Machine:
         if self._state.pattern is not None:
             return self._read_marked(self._state, text)
         used = reader.text(text, self)
-        if reader.failed and self._trial is not None:
-            self._fail_trial()
-            return ""
-        if reader.done or reader.failed:
-            self._enter(self._state.then)
-            return text[used:]
-        return ""
+        return text[used:] if self._over(reader) or self._goes_on(text[used:]) else ""
 
     def _read_marked(self, state: CompiledState, text: str) -> str:
         """The same where markers of the reader are no tokens, and have to be found first."""
-        assert self._reader is not None and state.pattern is not None
+        reader = self._reader
+        assert reader is not None and state.pattern is not None
         text = self._held + text
         match = state.pattern.search(text) if state.first.search(text) is not None else None
         end = state.tail(text) if match is None else match.start()
         self._held = "" if match is not None else text[end:]
         if end:
-            used = self._reader.text(text[:end], self)
-            if self._reader.failed and self._trial is not None:
-                self._fail_trial()
-                return ""
-            if self._reader.done or self._reader.failed:
+            failures = self._failures
+            used = reader.text(text[:end], self)
+            if self._over(reader) or self._goes_on(text[used:]):
                 self._held = ""
-                self._enter(state.then)
                 return text[used:]
+            if failures != self._failures:
+                return ""
         if match is None:
             return ""
         failures, trial = self._failures, self._trial
@@ -399,6 +403,25 @@ class Machine:
         if self._trial is not trial:
             self._trial_text(rest)
         return rest
+
+    def _over(self, reader: Reader) -> bool:
+        """Whether the call has ended, with text to be read behind it: a trial that failed has read all of it again."""
+        if reader.failed and self._trial is not None:
+            self._fail_trial()
+            return False
+        if reader.done or reader.failed:
+            self._enter(self._state.broken if reader.failed else self._state.then)
+            return True
+        return False
+
+    def _goes_on(self, rest: str) -> bool:
+        """Whether the reader stands where a further call of its list begins: with ``rest``, a trial of its own."""
+        if self._further:
+            self._further = False
+            self._trial = _Trial(self._state.broken, "", False, "", False, further=True)
+            self._trial_text(rest)
+            return True
+        return False
 
     def _mark(self, marker: str, special: bool) -> None:
         broken_off = self._detokenizer.break_off()
@@ -417,14 +440,10 @@ class Machine:
                 return
         if self._held and self._state.sink == Sink.CALL:  # it was no marker
             failures, held, self._held = self._failures, self._held, ""
-            assert self._reader is not None
-            trial = self._trial
-            used = self._reader.text(held, self)
-            if self._reader.failed and self._trial is not None:
-                self._fail_trial()
-                return
-            if self._reader.done or self._reader.failed:
-                self._enter(self._state.then)
+            reader, trial = self._reader, self._trial
+            assert reader is not None
+            used = reader.text(held, self)
+            if self._over(reader) or self._goes_on(held[used:]):
                 self._run(held[used:])
             if failures != self._failures:
                 return
@@ -436,15 +455,12 @@ class Machine:
         while self._state.sink == Sink.CALL:
             reader = self._reader
             assert reader is not None
+            failures = self._failures
             taken = reader.marker(marker, self)
-            if reader.failed and self._trial is not None:
-                self._fail_trial()
+            over = self._over(reader)
+            if taken or failures != self._failures:
                 return
-            if reader.done or reader.failed:
-                self._enter(self._state.then)
-            if taken:
-                return
-            if reader.done or reader.failed:
+            if over:
                 continue
             if self._trial is not None:
                 self._fail_trial()
@@ -528,6 +544,8 @@ class Machine:
         """It was no call: what it read is text of the state before."""
         trial = self._trial
         assert trial is not None
+        if trial.further:
+            self._end_list()
         self._trial = None
         self._failures += 1
         self._reader = None
@@ -559,6 +577,13 @@ class Machine:
                 self._marker(text, kind == _SPECIAL)
         self.reasoning_tokens = counted if origin.sink == REASONING else self.reasoning_tokens
 
+    def _end_list(self) -> None:
+        """The calls of a list stay what they are; what was read behind them is none."""
+        reader = self._reader
+        assert reader is not None
+        if not (reader.done or reader.failed):
+            reader.finish(self)
+
     # -- what readers say (``Calls``) --------------------------------------------------------------------
 
     def begin(self, name: str, call_id: str = "") -> bool:
@@ -578,6 +603,9 @@ class Machine:
 
     def end_list(self, closed: bool) -> None:
         self.events.append((END, "", CLOSED if closed else BROKEN))
+
+    def further(self) -> None:
+        self._further = True
 
     def schema(self, name: str) -> Mapping[str, object]:
         return self._tools.get(name, {})
@@ -608,6 +636,7 @@ class Machine:
                 trial.special,
                 trial.held,
                 trial.declared,
+                trial.further,
                 [list(item) for item in trial.items],
                 trial.tokens,
             ],
@@ -633,8 +662,8 @@ class Machine:
         self._state = self._program.states[name]
         self._trial = None
         if trial is not None:
-            origin, opener, special, held, declared, items, tokens = trial
-            self._trial = _Trial(origin, opener, special, held, declared)
+            origin, opener, special, held, declared, further, items, tokens = trial
+            self._trial = _Trial(origin, opener, special, held, declared, further)
             self._trial.items = [(int(kind), str(item)) for kind, item in items]
             self._trial.size = sum(len(item) for _, item in self._trial.items)
             self._trial.tokens = tokens

@@ -40,6 +40,9 @@ class Calls(Protocol):
     def end_list(self, closed: bool) -> None:
         """A list of calls is over: where calls are sent when complete, those in it count only if it has closed."""
 
+    def further(self) -> None:
+        """A further call of a list may begin here; the reader returns at once, and reads it when called again."""
+
     def schema(self, name: str) -> Mapping[str, object]:
         """The JSON schema of a declared tool's parameters (empty where there is none)."""
 
@@ -79,7 +82,8 @@ class State:
     """One state of a format.
 
     ``on``: marker to next state; a marker without an entry is text. ``reader`` and ``then``: for
-    ``Sink.CALL``, what reads the call and the state after it. ``otherwise``: for ``Sink.GAP``, the state
+    ``Sink.CALL``, what reads the call and the state after it. ``broken``: the state after one that was
+    malformed, where that is another. ``otherwise``: for ``Sink.GAP``, the state
     that other text leads to (whitespace held so far goes with it); for ``Sink.HEAD``, the state whose text a
     header is that never ends; for channels, the state that takes over at the first text that is not
     whitespace. ``starts``: for ``Sink.GAP``, first character of other text to a state that is tried first.
@@ -97,6 +101,7 @@ class State:
     on: Mapping[str, str] = field(default_factory=dict)
     reader: Callable[[], Reader] | None = None
     then: str = ""
+    broken: str = ""
     otherwise: str = ""
     starts: Mapping[str, str] = field(default_factory=dict)
     trial: bool = False

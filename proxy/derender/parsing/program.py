@@ -22,6 +22,7 @@ class CompiledState:
         "on",
         "reader",
         "then",
+        "broken",
         "otherwise",
         "starts",
         "trial",
@@ -45,6 +46,7 @@ class CompiledState:
         self.on = dict(state.on)
         self.reader = state.reader
         self.then = state.then
+        self.broken = state.broken or state.then
         self.otherwise = state.otherwise
         self.starts = dict(state.starts)
         self.trial = state.trial

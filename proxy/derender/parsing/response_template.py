@@ -377,6 +377,9 @@ class TemplateParser:
     def end_list(self, closed: bool) -> None:
         pass
 
+    def further(self) -> None:
+        pass
+
     def schema(self, name: str) -> Mapping[str, object]:
         return self._tools.get(name, {})
 

@@ -44,6 +44,9 @@ class _Buffer:
     def end_list(self, closed: bool) -> None:
         pass
 
+    def further(self) -> None:
+        pass
+
     def schema(self, name: str) -> dict[str, object]:
         return {}
 

@@ -54,6 +54,9 @@ class ListReader:
                 at += 1
             elif self._at == _ITEM and char == "{":
                 self._item = self._make()
+                if self._any:
+                    calls.further()
+                    return at
             elif self._at == _NEXT and char == ",":
                 self._at = _ITEM
                 at += 1

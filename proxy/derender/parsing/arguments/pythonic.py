@@ -53,20 +53,23 @@ class PythonicReader:
             if self._value is not None:
                 at = self._read_value(text, at, calls)
             elif self._at in (_NAME, _KEY_TEXT):
-                at = self._word(text, at)
+                at = self._word(text, at, calls)
             else:
                 match = not_space(text, at)
                 if match is None:
                     return size
                 at = self._structure(match.group(), match.start(), calls)
+                if self._at == _NAME and self._any:
+                    calls.further()
+                    return at
         return at
 
-    def _word(self, text: str, at: int) -> int:
+    def _word(self, text: str, at: int, calls: Calls) -> int:
         match = _word_end(text, at)
         end = len(text) if match is None else match.start()
         self._text += text[at:end]
         if len(self._text) > NAME_LIMIT:
-            self.failed = True
+            self._fail(calls)
         elif match is not None:
             if self._at == _NAME:
                 self._name, self._at = self._text, _NAMED

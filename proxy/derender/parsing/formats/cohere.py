@@ -39,7 +39,9 @@ COMMAND = ToolFormat(
         "lead": State(Sink.GAP, on=_OPENERS, otherwise="answer", drop_if_content=True),
         "answer": State(Sink.CONTENT, on={**_OPENERS, **_CLOSERS, **_CITES}),
         "cited": State(Sink.HEAD, on={">": "answer"}, trial=True),
-        "calls": State(Sink.CALL, reader=partial(ListReader, item=_CALL), then="between", trial=True),
+        "calls": State(
+            Sink.CALL, reader=partial(ListReader, item=_CALL), then="between", broken="answer", trial=True
+        ),
         # behind a block that has ended only another block counts
         "between": State(Sink.DROP, on={**_OPENERS, **_CLOSERS}),
     },

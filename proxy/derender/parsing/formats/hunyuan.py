@@ -60,7 +60,8 @@ A13B = ToolFormat(
         "bare": State(
             Sink.CALL, reader=partial(ListReader, needs_arguments=True), then="called", trial=True, declared=True
         ),
-        "called": State(Sink.GAP, on={"</tool_calls>": "called", "<tool_calls>": "calls"}, otherwise="content"),
+        "called": State(Sink.GAP, on={"</tool_calls>": "called", "<tool_calls>": "calls"}, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on={"</tool_calls>": "content", "<tool_calls>": "calls"}),  # of a list that broke
     },
 )
 

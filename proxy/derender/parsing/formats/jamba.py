@@ -17,7 +17,8 @@ JAMBA = ToolFormat(
     states={
         "content": State(Sink.CONTENT, on={_CALLS: "calls"}),
         "calls": State(Sink.CALL, reader=ListReader, then="closing", trial=True),
-        "closing": State(Sink.GAP, on={_END: "content", _CALLS: "calls"}, otherwise="content"),
+        "closing": State(Sink.GAP, on={_END: "content", _CALLS: "calls"}, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on={_END: "content", _CALLS: "calls"}),  # of a list that broke
     },
 )
 

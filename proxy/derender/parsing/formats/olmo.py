@@ -27,7 +27,8 @@ OLMO3 = ToolFormat(
         "calls": State(
             Sink.CALL, reader=partial(PythonicReader, listed=False), then="called", trial=True, inner=(_CALLS_END,)
         ),
-        "called": State(Sink.GAP, on={_CALLS_END: "lead", _CALLS: "calls"}, otherwise="content"),
+        "called": State(Sink.GAP, on={_CALLS_END: "lead", _CALLS: "calls"}, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on={_CALLS_END: "content", _CALLS: "calls"}),  # of a list that broke
     },
 )
 
