@@ -7,7 +7,7 @@ known to be well-formed and has not been decoded. Fields that are not named here
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -20,6 +20,10 @@ T = TypeVar("T")
 MAX_REQUEST_ID = 1024  # characters; the id goes into every answer
 NULL = b"null"
 NOTHING = msgspec.Raw(NULL)
+
+
+# Seconds since the epoch, as every JSON reader takes it.
+Created = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class ChunkChoice(msgspec.Struct, gc=False):
@@ -37,7 +41,7 @@ class GenerateChunk(msgspec.Struct):
 
     choices: list[ChunkChoice]
     request_id: str | None = None
-    created: int | None = None
+    created: Created | None = None
     usage: Usage | None = None
     output_mode: Literal["tokens"] = "tokens"
     prompt_token_ids: msgspec.Raw = NOTHING
@@ -72,6 +76,7 @@ class WholeResponse(msgspec.Struct):
 
     choices: list[WholeChoice]
     request_id: str | None = None
+    created: Created | None = None
     output_mode: Literal["tokens"] = "tokens"
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[msgspec.Raw] | None = None
@@ -105,6 +110,7 @@ class SessionOpening(msgspec.Struct):
     """The first line of a streaming session: what a stream of events has in common."""
 
     model: str | None = None
+    created: Created | None = None
     prompt_tokens: int | None = None
     prompt_token_ids: msgspec.Raw = NOTHING
     chat_request: msgspec.Raw = NOTHING

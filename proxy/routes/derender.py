@@ -123,9 +123,10 @@ class DerenderEndpoint:
             )
         raw = bytes(call.stream_state)
         if not chunk.choices:
-            state = _EMPTY_STATE if raw == NULL else parse_state(raw).written()
-            request_id = chunk.request_id or ""
-            created = chunk.created or tier.now()
+            state, created, request_id = _EMPTY_STATE, chunk.created or 0, chunk.request_id or ""
+            if raw != NULL:
+                told = parse_state(raw)
+                state, created = told.written(), told.fields.created or created
             shape = ChatShape(request_id, model, created, 0) if chat else TextShape(request_id, model, created, 0)
             return shape.without_choice(_rest(chunk, None, call.prompt_tokens, asked)) + state + b"}"
         choice = chunk.choices[0]
@@ -162,21 +163,20 @@ class DerenderEndpoint:
             if carried is None:
                 wire.check_length(tokens, 0, len(ids), limit, _longest(tokens, len(ids)))
                 prompt_ids = self._prompt(prompt, chunk, asked, tier.vocab_size)
-                live = tier.fresh(chat, asked, binding, chunk.request_id or "", choice.index, prompt_ids)
-                live.created = chunk.created or live.created
+                live = tier.fresh(chat, asked, binding, chunk, choice.index, prompt_ids)
             else:
                 claim = parse_state(carried)
                 if claim.fields.finished:
-                    return self._after_the_end(chunk, choice, model, claim.fields.created or tier.now(), carried, asked)
+                    return self._after_the_end(
+                        chunk, choice, model, claim.fields.created or chunk.created or 0, carried, asked
+                    )
                 live = cache.take_claimed(binding, claim)
                 if live is not None:
                     tier.lookups["live"] += 1
                 else:
                     wire.check_length(tokens, claim.count, len(ids), limit, _longest(tokens, len(ids), claim.count))
                     prompt_ids = [] if prompt == NULL else wire.parse_ids(prompt, "prompt_token_ids", tier.vocab_size)
-                    live = await tier.resume(
-                        chat, asked, binding, claim, chunk.request_id or "", choice.index, prompt_ids, limit
-                    )
+                    live = await tier.resume(chat, asked, binding, claim, chunk, choice.index, prompt_ids, limit)
         try:
             wire.check_length(tokens, live.position, len(ids), limit, _longest(tokens, len(ids), live.position))
         except RequestError:

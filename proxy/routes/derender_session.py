@@ -10,15 +10,15 @@ an answer to; the answer is what ``/v1/chat/completions`` would have streamed, r
     <blank line>                                         {"request_id": "...", "choices": [...]}
     <the engine's bytes, as they come, [DONE] included>  ...
 
-The opening may also have ``model`` and ``prompt_tokens``. Reading and answering go on at the same time: a client that
-sends everything first gets its answer behind that, as long as it fits the bound on what waits for it.
+The opening may also have ``model``, ``prompt_tokens`` and ``created`` (0 if it has not: no clock is asked, so that a
+session repeated gives the same bytes). Reading and answering go on at the same time: a client that sends everything
+first gets its answer behind that, as long as it fits the bound on what waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
@@ -91,6 +91,7 @@ class Session:
         self._most_logprobs = parts.settings.max_logprobs
         self._reasoning_field = parts.settings.reasoning_field
         self._prompt_tokens = opening.prompt_tokens
+        self._created = opening.created or 0
         self._chunks: ChatChunks | None = None
         self._streams: dict[int, ChatStream] = {}
         self._taken: dict[int, int] = {}
@@ -108,7 +109,7 @@ class Session:
             chunks = self._chunks = ChatChunks(
                 event.request_id or "",
                 self._model,
-                int(time.time()),
+                self._created,
                 self._asked.n,
                 reasoning_field=self._reasoning_field,
                 token_ids=self._asked.return_token_ids,

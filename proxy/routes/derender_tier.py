@@ -27,6 +27,7 @@ from proxy.observe.metrics import Metrics
 from proxy.protocol import derender as wire
 from proxy.protocol.checks import Limits
 from proxy.protocol.decode import json_object
+from proxy.protocol.derender import GenerateChunk
 from proxy.protocol.openai import parse_chat, parse_completion
 from proxy.render.context import template_kwargs
 from proxy.render.renderer import Renderer, chat_settings
@@ -193,11 +194,6 @@ class Tier:
         dropped = last == stop or last in eos[:1]
         return stop, len(ids) - (dropped and not settings.include_stop_str_in_output)
 
-    @staticmethod
-    def now() -> int:
-        """Seconds since the epoch."""
-        return int(time.time())
-
     # -- streams -------------------------------------------------------------------------------------------
 
     def open(self, chat: bool, asked: Asked, request_id: str, index: int, prompt: Sequence[int] | None) -> ChatStream:
@@ -205,14 +201,14 @@ class Tier:
         return opener(asked.settings, request_id=request_id, prompt_token_ids=prompt, index=index)
 
     def fresh(
-        self, chat: bool, asked: Asked, binding: bytes, request_id: str, index: int, prompt: Sequence[int] | None
+        self, chat: bool, asked: Asked, binding: bytes, chunk: GenerateChunk, index: int, prompt: Sequence[int] | None
     ) -> Live:
-        """A stream at its first chunk."""
+        """A stream at its first chunk. No clock is asked: another replica has to give the same bytes."""
         window = None
         if asked.windowed and not self.compact:
             window = Window(self.vocabulary, asked.settings.skip_special_tokens, prompt or ())
-        stream = self.open(chat, asked, request_id, index, prompt)
-        return Live(binding, stream, window, compact=self.compact, created=int(time.time()), role_sent=False)
+        stream = self.open(chat, asked, chunk.request_id or "", index, prompt)
+        return Live(binding, stream, window, compact=self.compact, created=chunk.created or 0, role_sent=False)
 
     async def resume(
         self,
@@ -220,7 +216,7 @@ class Tier:
         asked: Asked,
         binding: bytes,
         claim: Claim,
-        request_id: str,
+        chunk: GenerateChunk,
         index: int,
         prompt: Sequence[int] | None,
         room: int | None,
@@ -231,7 +227,7 @@ class Tier:
         """
 
         def fresh() -> Live:
-            live = self.fresh(chat, asked, binding, request_id, index, prompt)
+            live = self.fresh(chat, asked, binding, chunk, index, prompt)
             live.compact = live.compact or claim.compact
             live.created = live.created if claim.fields.created is None else claim.fields.created
             return live

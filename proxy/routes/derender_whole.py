@@ -77,7 +77,7 @@ async def _chat(parts: Parts, body: bytes) -> bytes:
         {
             "id": response.request_id or "",
             "object": "chat.completion",
-            "created": tier.now(),
+            "created": response.created or 0,
             "model": model,
             "choices": choices,
             "service_tier": None,
@@ -145,7 +145,7 @@ async def _completion(parts: Parts, body: bytes) -> bytes:
         {
             "id": first.request_id or "",
             "object": "text_completion",
-            "created": tier.now(),
+            "created": first.created or 0,
             "model": model,
             "choices": choices,
             "service_tier": None,

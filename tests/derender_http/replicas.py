@@ -94,10 +94,9 @@ def stream_body(
     logprobs: Any = None,
     **more: Any,
 ) -> bytes:
-    """A streaming call; ``state`` goes in as it is. ``created`` is given, so that answers do not tell the time."""
+    """A streaming call; ``state`` goes in as it is."""
     chunk = {
         "request_id": request_id,
-        "created": 1700000000,
         "choices": [
             {"index": index, "token_ids": ids, "finish_reason": finish, "stop_reason": None, "logprobs": logprobs}
         ],

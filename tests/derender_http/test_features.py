@@ -169,6 +169,55 @@ async def test_logprobs_of_older_servers() -> None:
     assert status == 400 and json.loads(answer)["error"]["param"].startswith("generate_chunk.choices[0].logprobs")
 
 
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_no_clock_is_in_an_answer() -> None:
+    """A first chunk, or a whole answer, repeated on another replica in another second: the same bytes."""
+    chat = {"chat_request": ASKED, "prompt_token_ids": [1]}
+    response = {"request_id": "r", "choices": [{"index": 0, "token_ids": ids_of("a")}]}
+    calls = [
+        (CHAT, stream_body(ids_of("hm"), None, **chat)),
+        (CHAT, stream_body(None, None, finish="stop", **chat)),
+        (COMPLETIONS, stream_body(ids_of("hm"), None)),
+        (CHAT, json.dumps({"stream": True, "generate_chunk": {"choices": [], "usage": None}, **chat}).encode()),
+        (CHAT, json.dumps({"generate_response": response, **chat}).encode()),
+        (COMPLETIONS, json.dumps({"generate_responses": [response]}).encode()),
+    ]
+    once, again = Replica(PARSING, state_key="k"), Replica(PARSING, state_key="k")
+    before = [await once.post(*call) for call in calls]
+    assert {status for status, _ in before} == {200}
+    await asyncio.sleep(1.05)
+    assert [await again.post(*call) for call in reversed(calls)] == before[::-1]
+    assert [await once.post(*call) for call in calls] == before
+
+
+async def test_created_is_the_chunks_own() -> None:
+    def told(answer: tuple[int, bytes]) -> Any:
+        value = json.loads(answer[1])
+        return value.get("chunk", value)["created"]
+
+    def chunk(ids: list[int], state: bytes | None, created: int | None) -> bytes:
+        choices = [{"index": 0, "token_ids": ids}] if ids else []
+        body = {"stream": True, "generate_chunk": {"request_id": "r", "created": created, "choices": choices}}
+        return json.dumps(body).encode()[:-1] + b',"stream_state":' + (state or b"null") + b"}"
+
+    replica = Replica(PLAIN)
+    answer = await replica.post(COMPLETIONS, chunk([0x61], None, 1700000000))
+    state = split(answer[1])[1]
+    assert told(answer) == 1700000000
+    for other in (replica, Replica(PLAIN)):
+        assert told(await other.post(COMPLETIONS, chunk([0x62], state, 1800000000))) == 1700000000
+        assert told(await other.post(COMPLETIONS, chunk([], state, None))) == 1700000000
+    # a state of vLLM's has none
+    assert told(await replica.post(COMPLETIONS, chunk([0x62], as_vllm_sends(state), 1800000000))) == 1800000000
+    response = {"created": 1700000001, "choices": [{"index": 0, "token_ids": [0x61]}]}
+    assert told(await replica.post(COMPLETIONS, json.dumps({"generate_responses": [response]}).encode())) == 1700000001
+    for wrong in (-1, 2**60):
+        status, body = await replica.post(COMPLETIONS, chunk([0x61], None, wrong))
+        assert (status, json.loads(body)["error"]["param"]) == (400, "generate_chunk.created")
+
+
 # -- carried states ---------------------------------------------------------------------------------------------------
 
 
