@@ -44,6 +44,7 @@ from proxy.routes.responses import error_response
 from proxy.routes.sse_chunks import dumps
 from proxy.serving.control import Control
 from proxy.serving.drain import Drain
+from proxy.serving.protocol import Protocol
 from proxy.serving.server import Server
 from proxy.serving.siblings import Siblings
 
@@ -274,7 +275,7 @@ def server(parts: Parts) -> Server:
     config = uvicorn.Config(
         build(parts),
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         lifespan="on",
         access_log=False,  # one line a request is ours, at its end

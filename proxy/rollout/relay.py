@@ -9,8 +9,8 @@ Rules:
    closed); a longer one is handed on piece by piece. A slow reader on one side slows down the other.
 3. Whoever leaves takes the other side along: a client that goes closes the connection to the engine, which aborts
    there; an engine whose answer breaks off has the client's connection cut, since a clean end would be a lie.
-4. Trailers end here: neither the HTTP client (aiohttp reads past them) nor the server (uvicorn has no such message)
-   can carry them. ``te`` and ``trailer`` are dropped with the other headers of the connection, so nobody waits.
+4. Trailers go through, in both directions, but for those that frame or describe the message. The engine is told that
+   they are welcome (``te``) where the client says so.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from proxy.errors import RequestError, UpstreamError
 from proxy.observe.logs import Record
 from proxy.observe.metrics import Metrics
 from proxy.rollout.canary import MODE_HEADER
+from proxy.rollout.trailers import Connector, Response, Upload, end_to_end
+from proxy.serving.protocol import end_with
 
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-    b"trailer", b"transfer-encoding", b"upgrade",
+    b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 # Ours to say to the engine, or already answered here.
 _NOT_FORWARDED = frozenset({b"host", b"expect", b"authorization", MODE_HEADER.encode()})
@@ -104,7 +106,8 @@ class Relay:
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS, ttl_dns_cache=10),
+            connector=Connector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS, ttl_dns_cache=10),
+            response_class=Response,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.options.connect_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
@@ -184,6 +187,9 @@ class Relay:
         for name, value in given:
             if name.lower() not in dropped or (authorization and name == b"authorization"):
                 headers.add(name.decode("latin-1"), _text(value))
+        if any(name == b"te" and b"trailers" in value.lower() for name, value in given):
+            headers["te"] = "trailers"
+            headers["connection"] = "te"
         if self.options.api_key and not (authorization and "authorization" in headers):
             headers["authorization"] = f"Bearer {self.options.api_key}"
         # A random part, as on the other path: nobody may abort another's request by choosing its id.
@@ -259,10 +265,9 @@ class _Exchange:
             await asyncio.sleep(3600)
         return message.get("body", b""), bool(message.get("more_body"))
 
-    async def _upload(self, first: bytes) -> AsyncGenerator[bytes, None]:
+    async def _upload(self, first: bytes, more: bool) -> AsyncGenerator[bytes, None]:
         if first:
             yield first
-        more = True
         while more:
             try:
                 message: Message = await self._receive()
@@ -279,8 +284,10 @@ class _Exchange:
 
     async def _ask(self, body: bytes, more: bool, path: bytes | None, authorization: bool) -> aiohttp.ClientResponse:
         relay, scope = self._relay, self._scope
+        trailers: Headers = scope.get("derender.trailers", [])  # more may come with the end of the body
+        sized = not more and not end_to_end(trailers)
         headers = relay.request_headers(
-            scope, self._record, sized=not more, plain=self._tap is not None, authorization=authorization
+            scope, self._record, sized=sized, plain=self._tap is not None, authorization=authorization
         )
         where = path if path is not None else scope.get("raw_path") or scope["path"].encode()
         if path is None and scope["query_string"]:
@@ -291,7 +298,9 @@ class _Exchange:
         while stale or self._choose(tried):
             assert self._target is not None
             url = yarl.URL(self._target.url + where.decode("latin-1"), encoded=True)
-            data = self._upload(body) if more else body or None
+            data: Upload | bytes | None = body or None
+            if not sized:
+                data = Upload(self._upload(body, more), trailers)
             if data is None and scope["method"] == "POST":
                 data = b""
             try:
@@ -352,6 +361,12 @@ class _Exchange:
             await self._cut()
             return
         last = self._tap.end() if self._tap is not None else b""
+        trailers = end_to_end(response.scanner.fields) if isinstance(response, Response) else []
+        if trailers:
+            if last:
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+                last = b""
+            end_with(self._scope.get("derender.cycle"), trailers)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _answer_whole(self, response: aiohttp.ClientResponse, start: Message, tap: Tap) -> None:
@@ -409,8 +424,6 @@ def _was_stale(error: BaseException) -> bool:
 
 def _drop_own_date(scope: Scope) -> None:
     """Keep uvicorn from adding a second ``date``; where the server is another, there are two."""
-    transport = scope.get("derender.transport")
-    get = getattr(transport, "get_protocol", None)
-    cycle = getattr(get() if get is not None else None, "cycle", None)
+    cycle = scope.get("derender.cycle")
     if cycle is not None and getattr(cycle, "default_headers", None):
         cycle.default_headers = [item for item in cycle.default_headers if item[0].lower() != b"date"]

@@ -83,7 +83,8 @@ class Front:
         )
         scope["derender.record"] = record
         # ASGI has no way to cut a connection whose peer takes nothing; closing would wait for it. uvicorn's has.
-        scope["derender.transport"] = getattr(getattr(send, "__self__", None), "transport", None)
+        scope["derender.cycle"] = cycle = getattr(send, "__self__", None)
+        scope["derender.transport"] = getattr(cycle, "transport", None)
         if self.tracing is not None and not record.probe:
             record.trace = self.tracing.request(scope["headers"], record)
         drain = self.drain

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.rollout.trailers import TrailerScanner
 from tests.rollout.wire import (
     OURS,
     Message,
@@ -140,10 +141,11 @@ async def test_generated_exchanges(passing):
                 }[framing]
             )
             parts = pieces(answer, rng)
+            trailers = rng.choice((b"", b"x-sum: 1\r\n", b"x-sum: 1\r\nx-other: 2\r\n"))
             status = rng.choice((200, 201, 400, 404, 422, 429, 500, 503))
             script.answer = pieces(
                 head_of(b"HTTP/1.1 %d Whatever" % status, sent)
-                + b"".join(chunked(parts) if framing == "chunked" else parts),
+                + b"".join(chunked(parts, trailers) if framing == "chunked" else parts),
                 rng,
             )
             script.close = framing == "close"
@@ -157,6 +159,8 @@ async def test_generated_exchanges(passing):
             assert got.complete and got.status == status and got.body == answer, (round_, framing)
             expected = [item for item in sent if item[0].lower() != b"x-hop"]
             assert got.end_to_end(OURS) == Message(b"", expected).end_to_end()
+            told_behind = b"".join(b"%b: %b\r\n" % item for item in got.trailers)
+            assert told_behind == (trailers if framing == "chunked" else b"")
             assert script.bodies[-1] == body
             told = engine.asked[-1]
             assert told.all(b"x-unknown") == [b"\xc3\xa9 kept"] and told.all(b"accept-encoding") == [b"gzip, br"]
@@ -205,19 +209,56 @@ async def test_head_options_and_query(passing):
             assert engine.asked[-1].start == f"{method} /v1/embeddings?a=%20b&c HTTP/1.1".encode()
 
 
-async def test_trailers_end_at_the_sidecar(passing):
-    """Neither the HTTP client nor the server can carry them; what comes before them is whole."""
+async def test_trailers_in_both_directions(passing):
+    """Those that frame or describe the message are dropped; connections are still good after them."""
     script = Script()
     async with upstream(script) as engine:
         sidecar = passing(engine.url)
         script.answer = [
             b"HTTP/1.1 200 OK\r\ntrailer: x-sum\r\ntransfer-encoding: chunked\r\n\r\n",
-            *chunked([b"all", b" of it"], b"x-sum: 9\r\n"),
+            *chunked([b"all", b" of it"], b"X-Sum: 9\r\nx-empty:\r\ncontent-type: x/y\r\nx-sum: \xc3\xa9\r\n"),
         ]
-        for _ in range(2):  # the connection is still good after them
+        said = [(b"x-sum", b"9"), (b"x-empty", b""), (b"x-sum", b"\xc3\xa9")]
+        for _ in range(2):
             got = await ask(sidecar.url, [request(CHAT, b"{}", headers=[(b"te", b"trailers")])])
-            assert got.complete and got.body == b"all of it" and not got.all(b"trailer")
-        assert engine.connections <= 2 and not engine.asked[-1].all(b"te")
+            assert got.complete and got.body == b"all of it" and got.trailers == said
+            assert got.all(b"trailer") == [b"x-sum"]
+        told = engine.asked[-1]
+        assert engine.connections <= 2 and told.all(b"te") == [b"trailers"] and told.all(b"connection") == [b"te"]
+
+        for answer in (b"content-length: 2\r\n\r\nok", b"transfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"):
+            script.answer = [b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n" + answer]
+            sent = chunked([b"{", b"}"], b"x-check: 1\r\nauthorization: Bearer no\r\nhost: elsewhere\r\n")
+            head = request(CHAT, headers=[(b"transfer-encoding", b"chunked")], length=False)
+            for parts in ([head + b"".join(sent)], [head, *sent]):
+                got = await ask(sidecar.url, parts)
+                assert got.complete and got.body == b"ok" and got.trailers == []
+                told = engine.asked[-1]
+                assert told.body == b"{}" and not told.all(b"te") and told.complete
+                assert told.trailers == [(b"x-check", b"1"), (b"authorization", b"Bearer no")]
+                assert not told.all(b"x-check") and not told.all(b"authorization")
+
+
+def test_trailers_are_found_however_the_bytes_are_cut():
+    rng = random.Random(5)
+    for _ in range(300):
+        fields = [(b"x-%d" % n, b"%d" % rng.randrange(9)) for n in range(rng.randrange(3))]
+        ended = b"".join(b"%b: %b\r\n" % field for field in fields)
+        parts = [rng.choice((b"a", b"0\r\nx-no: 1\r\n\r\n", b"\n" * 300)) for _ in range(rng.randrange(4))]
+        framing, body = rng.choice((
+            (b"Transfer-Encoding: gzip, chunked", b"".join(chunked(parts, ended))),
+            (b"content-length: 40", b"0\r\nx-no: 1\r\n\r\n"),
+            (b"x-none: 1", b"0\r\nx-no: 1\r\n\r\n"),
+        ))  # fmt: skip
+        raw = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * rng.randrange(2)
+        raw += b"HTTP/1.1 200 OK\r\n" + framing + b"\r\nx-other: 0\r\n\r\n" + body
+        scanner = TrailerScanner()
+        for piece in pieces(raw, rng, 40):
+            scanner.feed(piece)
+        assert scanner.fields == (fields if b"chunked" in framing else []), raw
+    without_body = TrailerScanner(has_body=False)
+    without_body.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: 1\r\n\r\n")
+    assert without_body.fields == []
 
 
 async def test_who_leaves_takes_the_other_along(passing):

@@ -16,7 +16,7 @@ Header = tuple[bytes, bytes]
 
 # What a sidecar sets itself, and what belongs to one connection.
 OURS = frozenset({b"x-request-id", b"x-derender-mode"})
-PER_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"trailer", b"te", b"upgrade"})
+PER_CONNECTION = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade"})
 
 
 @dataclass
@@ -27,6 +27,7 @@ class Message:
     headers: list[Header]
     body: bytes = b""
     complete: bool = True
+    trailers: list[Header] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
 
     @property
@@ -56,8 +57,9 @@ async def read_body(reader: Reader, message: Message, *, to_end: bool) -> None:
             while size := int((await reader.readline()).split(b";")[0], 16):
                 message.parts.append(await reader.readexactly(size))
                 await reader.readexactly(2)
-            while (await reader.readline()).strip():  # trailers
-                pass
+            while line := (await reader.readline()).strip():
+                name, _, value = line.partition(b":")
+                message.trailers.append((name.lower(), value.strip()))
         elif message.all(b"content-length"):
             message.parts.append(await reader.readexactly(int(message.all(b"content-length")[0])))
         elif to_end:
