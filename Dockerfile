@@ -60,8 +60,8 @@ USER 65532:65532
 WORKDIR /tmp
 EXPOSE 8000
 # The process is up; whether it can serve is /ready, which an orchestrator asks itself. Another port is told as
-# DERENDER_PORT, since this does not see the flags.
+# DERENDER_PORT, an admin port as DERENDER_ADMIN_PORT and TLS as DERENDER_SSL_CERTFILE: this does not see the flags.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-  CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:%s/live' % os.environ.get('DERENDER_PORT', '8000'), timeout=2)"]
+  CMD ["python", "-c", "import os, ssl, urllib.request as r; e = os.environ.get; a = e('DERENDER_ADMIN_PORT'); s = 's' if e('DERENDER_SSL_CERTFILE') and not a else ''; r.urlopen('http%s://127.0.0.1:%s/live' % (s, a or e('DERENDER_PORT', '8000')), timeout=2, context=ssl._create_unverified_context() if s else None)"]
 ENTRYPOINT ["derender-proxy"]
 CMD ["serve"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -38,7 +39,7 @@ from proxy.routes.context import Parts, record_of
 from proxy.routes.derender import DerenderEndpoint
 from proxy.routes.derender_tier import Tier
 from proxy.routes.generation import failure_of, finish_closing
-from proxy.routes.middleware import ApiKeys, BodyLimit, Front, Shortcut, StreamLimit
+from proxy.routes.middleware import PROBES, ApiKeys, BodyLimit, Front, Shortcut, StreamLimit
 from proxy.routes.registry import ModelRegistry
 from proxy.routes.responses import error_response
 from proxy.routes.sse_chunks import dumps
@@ -47,6 +48,7 @@ from proxy.serving.drain import Drain
 from proxy.serving.protocol import Protocol
 from proxy.serving.server import Server
 from proxy.serving.siblings import Siblings
+from proxy.serving.tls import TLS
 
 log = logging.getLogger("derender")
 
@@ -68,6 +70,9 @@ ROUTES = [
     Route("/live", ops.live, methods=["GET"]),
     Route("/health", ops.health, methods=["GET"]),
     Route("/ready", ops.ready, methods=["GET"]),
+]
+# For those who look after the process: at the admin port, where there is one.
+ADMIN_ROUTES = [
     Route("/metrics", ops.metrics, methods=["GET"]),
     Route("/debug", debug.streams, methods=["GET"]),
     Route("/debug/ui", debug.page, methods=["GET"]),
@@ -135,7 +140,17 @@ def load(settings: Settings) -> Parts:
         rollout=_rollout(settings, limits, renderer, derenderer, metrics, engine),
         drain=Drain(settings.shutdown_window, settings.shutdown_timeout),
         parsers_why=choice.explanation,
+        tls=_tls(settings),
     )
+
+
+def _tls(settings: Settings) -> TLS | None:
+    if settings.ssl_certfile is None:
+        return None
+    try:
+        return TLS(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _engine(settings: Settings) -> Engine | None:
@@ -241,27 +256,42 @@ def build(parts: Parts) -> ASGIApp:
                 await parts.tracing.close()
 
     # Starlette's own stack would wrap every send of a stream three times over; these are its parts without that.
-    paths = [route.path for route in ROUTES]
-    app: ASGIApp = Router(routes=ROUTES, lifespan=lifespan, redirect_slashes=False)
-    app = Dispatch(app, rollout=parts.rollout, own=paths)
-    app = ExceptionMiddleware(
-        app,
-        handlers={RequestError: _known_failure, UpstreamError: _known_failure, HTTPException: _http_failure},
-    )
+    routes = ROUTES if settings.admin_port is not None else ROUTES + ADMIN_ROUTES
+    app: ASGIApp = Router(routes=routes, lifespan=lifespan, redirect_slashes=False)
+    app = Dispatch(app, rollout=parts.rollout, own=[route.path for route in ROUTES + ADMIN_ROUTES])
+    app = _catching(app)
     app = StreamLimit(app, limit=settings.max_concurrent_streams, metrics=parts.metrics)
     # One request per chunk: its way leads past everything that is not needed for it.
     app = Shortcut(app, {route.path: route.endpoint for route in DERENDER_ROUTES})
-    app = BodyLimit(app, limit=settings.max_body_size)
-    app = ApiKeys(app, keys=settings.api_key)
-    front = Front(
+    front = _front(parts, app, routes)
+    return front
+
+
+def build_admin(parts: Parts) -> ASGIApp:
+    """The application at the admin port: probes, metrics and ``/debug``."""
+    routes = [*(route for route in ROUTES if route.path in PROBES), *ADMIN_ROUTES]
+    return _front(parts, _catching(Router(routes=routes, redirect_slashes=False)), routes)
+
+
+def _catching(app: ASGIApp) -> ASGIApp:
+    return ExceptionMiddleware(
         app,
+        handlers={RequestError: _known_failure, UpstreamError: _known_failure, HTTPException: _http_failure},
+    )
+
+
+def _front(parts: Parts, app: ASGIApp, routes: Sequence[Route]) -> Front:
+    """``app`` behind what every request passes first."""
+    settings = parts.settings
+    app = BodyLimit(app, limit=settings.max_body_size)
+    return Front(
+        ApiKeys(app, keys=settings.api_key),
         header=settings.request_id_header,
-        routes=paths,
+        routes=[route.path for route in routes],
         metrics=parts.metrics,
         drain=parts.drain,
         extra={"derender.parts": parts},
     )
-    return front
 
 
 def _provider(parts: Parts) -> str:
@@ -272,8 +302,17 @@ def _provider(parts: Parts) -> str:
 def server(parts: Parts) -> Server:
     """A server for ``parts``; ``run(sockets=[...])`` serves until SIGTERM or SIGINT and the drain that they begin."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        build(parts),
+    tls = parts.tls
+    config = _config(build(parts), None if tls is None else lambda *_: tls.context)
+    admin = None if parts.settings.admin_port is None else _config(build_admin(parts))
+    reload = parts.rollout.reload if parts.settings.config_file is not None else None
+    return Server(config, parts.drain, reload=reload, admin=admin, tls=tls)
+
+
+def _config(app: ASGIApp, ssl_context: Callable[..., ssl.SSLContext] | None = None) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        ssl_context_factory=ssl_context,
         loop="uvloop",
         http=Protocol,
         ws="none",
@@ -286,8 +325,6 @@ def server(parts: Parts) -> Server:
         timeout_graceful_shutdown=1,  # the drain is over by then
         backlog=2048,
     )
-    reload = parts.rollout.reload if parts.settings.config_file is not None else None
-    return Server(config, parts.drain, reload=reload)
 
 
 def worker(parts: Parts, directory: Path | None, index: int, parent: int | None = None) -> Server:

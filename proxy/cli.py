@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -138,10 +139,11 @@ def serve(settings: Settings) -> int:
     log.info("starting", extra={"fields": {"version": __version__, **settings.effective()}})
     parts = app.load(settings)
     shared = settings.workers > 1
-    listeners = [bind(settings.host, settings.port, shared=shared)]
-    host, port = listeners[0].getsockname()[:2]
-    listeners += [bind(settings.host, port, shared=True) for _ in range(settings.workers - 1)]
-    log.info("listening", extra={"fields": {"host": host, "port": port}})
+    listeners = bind_all(settings)
+    addresses = [listener.getsockname()[:2] for listener in listeners[0]]
+    host, port = addresses[0]
+    told = {"host": host, "port": port, **({"admin_port": addresses[1][1]} if addresses[1:] else {})}
+    log.info("listening", extra={"fields": told})
     # Until the server listens to them there is nothing to drain.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -151,20 +153,34 @@ def serve(settings: Settings) -> int:
     gc.freeze()
     try:
         if not shared:
-            app.worker(parts, directory, 0).run(sockets=listeners)
+            app.worker(parts, directory, 0).run(sockets=listeners[0])
             return 0
         parent = os.getpid()
 
-        def work(index: int, listener: socket.socket) -> None:
-            app.worker(parts, directory, index, parent).run(sockets=[listener])
+        def work(index: int, sockets: list[socket.socket]) -> None:
+            app.worker(parts, directory, index, parent).run(sockets=sockets)
 
         return Supervisor(listeners, work).run()
     finally:
         control.remove_directory(directory)
 
 
-def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def bind_all(settings: Settings) -> list[list[socket.socket]]:
+    """For each worker a socket at the port, and one at the admin port if there is one. Raises ConfigError."""
+    rows: list[list[socket.socket]] = [[] for _ in range(settings.workers)]
+    with contextlib.ExitStack() as bound:
+        for flag, port in (("port", settings.port), ("admin-port", settings.admin_port)):
+            for row in rows if port is not None else ():
+                listener = bound.enter_context(bind(settings.host, port or 0, shared=len(rows) > 1, flag=flag))
+                row.append(listener)
+                port = listener.getsockname()[1]
+        bound.pop_all()
+    return rows
+
+
+def bind(host: str, port: int, *, shared: bool = False, flag: str = "port") -> socket.socket:
     """A socket to listen at, of several at one address if ``shared``; ConfigError where the address cannot be had."""
+    listener = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -173,7 +189,9 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise ConfigError(f"--host/--port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+        if listener is not None:
+            listener.close()
+        raise ConfigError(f"--host/--{flag}: cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.set_inheritable(True)
     return listener
 

@@ -219,17 +219,26 @@ class Settings(BaseSettings):
     workers: int = Field(
         1, ge=1, le=256, description="Processes that share the port. Limits on streams and the cache are for each."
     )
-    admin_port: Annotated[int | None, Knob(later=True)] = Field(
-        None, ge=0, le=65535, description="A port of its own for probes and metrics."
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="A port of its own for probes, /metrics and /debug, without TLS; the last two are then only there.",
     )
     cache_ttl: float = Field(
         120.0, gt=0, description="How long a live stream of the stateless endpoints waits for its next chunk."
     )
     cache_max_entries: int = Field(8192, ge=0, description="Live streams kept. 0: none.")
     cache_max_bytes: int = Field(256 * 1024 * 1024, ge=0, description="Memory that they may take. 0: none.")
-    ssl_keyfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Private key for TLS.")
-    ssl_certfile: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="Certificate for TLS.")
-    ssl_ca_certs: Annotated[str | None, Knob("FILE", later=True)] = Field(None, description="CAs for client certs.")
+    ssl_certfile: Annotated[str | None, Knob("FILE")] = Field(
+        None, description="Certificate chain for TLS at the port; read again when it is renewed."
+    )
+    ssl_keyfile: Annotated[str | None, Knob("FILE")] = Field(
+        None, description="Its private key, where it is not in the same file."
+    )
+    ssl_ca_certs: Annotated[str | None, Knob("FILE")] = Field(
+        None, description="CAs whose certificates clients have to show. None: clients show none."
+    )
 
     _flags: dict[str, object] = PrivateAttr(default_factory=dict)
 
@@ -417,6 +426,14 @@ def _check(settings: Settings) -> None:
         faults.append("--engine-url: an empty value")
     if settings.engine_url == "none" and settings.max_model_len is None:
         faults.append("--max-model-len: required with --engine-url none, since there is no engine to ask")
+    if settings.ssl_certfile is None:
+        faults += [
+            f"{flag_of(name)}: given without --ssl-certfile, there is no TLS"
+            for name in ("ssl_keyfile", "ssl_ca_certs")
+            if getattr(settings, name) is not None
+        ]
+    if settings.admin_port is not None and settings.admin_port == settings.port and settings.port:
+        faults.append(f"--admin-port: {settings.admin_port} is the public port")
     if settings.state_key is not None and settings.state_key_file is not None:
         faults.append("--state-key: give it or --state-key-file, not both")
     elif settings.state_key is not None and not settings.state_key.strip():

@@ -32,11 +32,11 @@ DEMO_NAME = "demo"
 class ThreadServer:
     """A uvicorn server in a thread, on a free port of 127.0.0.1; ``url`` has no slash at its end."""
 
-    def __init__(self, server: uvicorn.Server, listener: socket.socket | None = None) -> None:
+    def __init__(self, server: uvicorn.Server, *listeners: socket.socket) -> None:
         self.server = server
-        self.listener = listener or listening_socket()
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.thread = threading.Thread(target=server.run, kwargs={"sockets": [self.listener]}, daemon=True)
+        self.listeners = list(listeners) or [listening_socket()]
+        self.url = f"http://127.0.0.1:{self.listeners[0].getsockname()[1]}"
+        self.thread = threading.Thread(target=server.run, kwargs={"sockets": self.listeners}, daemon=True)
 
     def start(self) -> None:
         self.thread.start()
@@ -51,7 +51,8 @@ class ThreadServer:
         self.thread.join(15)
         if self.thread.is_alive():
             raise RuntimeError(f"the server at {self.url} did not stop")
-        self.listener.close()
+        for listener in self.listeners:
+            listener.close()
 
     def __enter__(self):
         self.start()
@@ -87,8 +88,10 @@ class Simulator(ThreadServer):
 class Sidecar(ThreadServer):
     """The sidecar in a thread. ``flags`` are settings by their Python names (``tool_call_parser="hermes"``).
 
-    ``ready``: wait until the engine has told its models.
+    ``ready``: wait until the engine has told its models. ``admin_url``: of the admin port, with ``admin_port=0``.
     """
+
+    admin_url = ""
 
     def __init__(self, model: str | Path = DEMO_MODEL, *, ready: bool = True, **flags: Any) -> None:
         from proxy import app, config
@@ -97,7 +100,12 @@ class Sidecar(ThreadServer):
         self.settings = config.load({name: value for name, value in flags.items() if value is not None})
         self.parts = app.load(self.settings)
         self._wait = ready
-        super().__init__(app.server(self.parts))
+        admin = self.settings.admin_port is not None
+        super().__init__(app.server(self.parts), *(listening_socket() for _ in range(1 + admin)))
+        if self.parts.tls is not None:
+            self.url = self.url.replace("http:", "https:")
+        if admin:
+            self.admin_url = f"http://127.0.0.1:{self.listeners[1].getsockname()[1]}"
 
     def start(self) -> None:
         super().start()

@@ -138,9 +138,7 @@ def test_kubernetes_service_links_are_explained(monkeypatch, name, value):
 
 @pytest.mark.parametrize("name", [n for n, f in Settings.model_fields.items() if knob_of(f).later])
 def test_what_is_not_carried_out_is_refused(name):
-    value = {
-        "mode": "shadow", "derender_state": "compact", "resume_on_engine_loss": True, "workers": "2",
-    }.get(name, "1")  # fmt: skip
+    value = {"resume_on_engine_loss": True}[name]
     assert faults({"model": "m", name: value})[0].startswith(f"{flag_of(name)}: this version does not carry it out")
 
 

@@ -18,7 +18,7 @@ from proxy.rollout.canary import Breaker, Plan
 from proxy.rollout.comparison import Shadow
 from proxy.rollout.counters import Counters
 from proxy.rollout.relay import Relay, RelayOptions, Targets
-from proxy.rollout.watch import FileWatch
+from proxy.serving.watch import FileWatch
 
 log = logging.getLogger("derender")
 

@@ -26,6 +26,7 @@ from proxy.routes.registry import ModelRegistry
 from proxy.serving.control import Control
 from proxy.serving.drain import Drain
 from proxy.serving.siblings import Siblings
+from proxy.serving.tls import TLS
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -54,6 +55,7 @@ class Parts:
     siblings: Siblings | None = None  # the other workers
     tracing: Tracing | None = None
     control: Control | None = None  # the local socket, of a process of its own
+    tls: TLS | None = None
     parsers_why: str = ""  # what `auto` has decided, and why
 
     @property

@@ -1,4 +1,4 @@
-"""uvicorn's server with a drain in place of its shutdown.
+"""uvicorn's server with a drain in place of its shutdown, and a second port for those who look after it.
 
 uvicorn closes its listener at SIGTERM, before any gateway can have heard of it. Here the signals begin the drain and
 nothing else; the listener stays open, for the window and then for probes and refusals, until no stream is left or the
@@ -21,6 +21,7 @@ from types import FrameType
 import uvicorn
 
 from proxy.serving.drain import Drain
+from proxy.serving.tls import TLS
 
 log = logging.getLogger("derender")
 
@@ -28,7 +29,10 @@ TICK = 0.1  # seconds
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal and the end of the drain that it begins, or until ``should_exit`` is set (no window)."""
+    """Serves until a signal and the end of the drain that it begins, or until ``should_exit`` is set (no window).
+
+    ``admin``: what is served, without TLS, at the last of the sockets that ``run`` gets. ``tls``: for the others.
+    """
 
     def __init__(
         self,
@@ -36,8 +40,12 @@ class Server(uvicorn.Server):
         drain: Drain,
         *,
         reload: Callable[[], Awaitable[None]] | None = None,
+        admin: uvicorn.Config | None = None,
+        tls: TLS | None = None,
     ) -> None:
         super().__init__(config)
+        self._admin = admin
+        self._tls = tls
         self.drain = drain
         self.leaving = False  # a signal has come: once the drain is over, so is the process
         self.parent: int | None = None  # its end is a signal too
@@ -45,6 +53,25 @@ class Server(uvicorn.Server):
         self._reloading: asyncio.Task[None] | None = None
         self._hangups = 0
         self._told = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._admin is None or not sockets:
+            await super().startup(sockets)
+        else:
+            await super().startup(sockets[:-1])
+            config = self._admin
+            config.load()
+
+            def protocol() -> asyncio.Protocol:
+                made = config.http_protocol_class(
+                    config=config, server_state=self.server_state, app_state=self.lifespan.state
+                )  # type: ignore[call-arg]
+                return made
+
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_server(protocol, sock=sockets[-1], backlog=config.backlog))
+        if self._tls is not None:
+            await self._tls.start()
 
     async def main_loop(self) -> None:
         counter = 0
@@ -77,6 +104,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.should_exit = True
+        if self._tls is not None:
+            await self._tls.close()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

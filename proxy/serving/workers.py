@@ -30,9 +30,11 @@ PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 
 class Supervisor:
-    """Runs ``work(index, socket)`` in a process for each of ``listeners``; ``work`` serves until a signal."""
+    """Runs ``work(index, sockets)`` in a process for each of ``listeners``; ``work`` serves until a signal."""
 
-    def __init__(self, listeners: Sequence[socket.socket], work: Callable[[int, socket.socket], None]) -> None:
+    def __init__(
+        self, listeners: Sequence[list[socket.socket]], work: Callable[[int, list[socket.socket]], None]
+    ) -> None:
         self._listeners = list(listeners)
         self._work = work
         self._workers: dict[int, int] = {}  # pid to index
@@ -80,9 +82,9 @@ class Supervisor:
         try:
             for number in FORWARDED:
                 signal.signal(number, signal.SIG_DFL)
-            for other, listener in enumerate(self._listeners):
+            for other, sockets in enumerate(self._listeners):
                 if other != index:
-                    listener.close()
+                    _close(sockets)
             self._work(index, self._listeners[index])
             code = 0
         except SystemExit as error:
@@ -99,7 +101,7 @@ class Supervisor:
         fields = {"worker": index, "pid": pid, "code": code}
         if self._stopping:
             # Nobody will take what comes in here.
-            self._listeners[index].close()
+            _close(self._listeners[index])
             self._failed = self._failed or code != 0
             log.log(logging.WARNING if code else logging.INFO, "worker ended", extra={"fields": fields})
             return
@@ -114,3 +116,8 @@ class Supervisor:
         if young:
             time.sleep(PAUSES[min(self._young_deaths - 1, len(PAUSES) - 1)])
         self._start(index)
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for listener in sockets:
+        listener.close()
