@@ -27,7 +27,7 @@ def default_yaml() -> str:
         "# A flag (--max-n) wins over the environment (DERENDER_MAX_N), which wins over this file.",
     ]
     for name, field in Settings.model_fields.items():
-        if name == "config" or knob_of(field).later:
+        if name == "config":
             continue
         lines.append("")
         lines += textwrap.wrap(field.description or "", 110, initial_indent="# ", subsequent_indent="# ")
@@ -40,8 +40,6 @@ def flags_table() -> str:
     rows = ["| flag | default | |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         knob = knob_of(field)
-        if knob.later:
-            continue
         if name == "model":
             rows.append(f"| `MODEL` | | {field.description} |")
             continue

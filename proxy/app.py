@@ -25,6 +25,7 @@ from proxy.engines.base import Engine
 from proxy.engines.clients import engine_for
 from proxy.engines.http import EngineOptions
 from proxy.engines.pool import Pool
+from proxy.engines.resuming import Resuming
 from proxy.errors import RequestError, UpstreamError
 from proxy.observe import tracing
 from proxy.observe.engines import Upstreams
@@ -114,7 +115,13 @@ def load(settings: Settings) -> Parts:
         names = {"reasoning_parser": choice.reasoning or "none", "tool_call_parser": choice.tools or "none"}
         settings = settings.model_copy(update=names)
         renderer.reasoning_parser, renderer.tool_call_parser = choice.reasoning, choice.tools
+    metrics = Metrics()
     engine = _engine(settings)
+    pool = engine if isinstance(engine, Pool) else None
+    if pool is not None:
+        metrics.add(Upstreams(pool.members))
+    if engine is not None and settings.resume_on_engine_loss:
+        engine = Resuming(engine, renderer.eos_token_ids, metrics.engine_lost)
     registry = ModelRegistry(
         engine,
         settings.served_model_name,
@@ -125,9 +132,7 @@ def load(settings: Settings) -> Parts:
         if settings.engine_has_tokenizer == "auto"
         else None,
     )
-    limits, metrics = Limits(max_n=settings.max_n, max_prompts=settings.max_prompts), Metrics()
-    if isinstance(engine, Pool):
-        metrics.add(Upstreams(engine.members))
+    limits = Limits(max_n=settings.max_n, max_prompts=settings.max_prompts)
     return Parts(
         settings=settings,
         limits=limits,
@@ -137,7 +142,7 @@ def load(settings: Settings) -> Parts:
         models=registry,
         metrics=metrics,
         tier=Tier(settings, limits, renderer, derenderer, metrics),
-        rollout=_rollout(settings, limits, renderer, derenderer, metrics, engine),
+        rollout=_rollout(settings, limits, renderer, derenderer, metrics, pool),
         drain=Drain(settings.shutdown_window, settings.shutdown_timeout),
         parsers_why=choice.explanation,
         tls=_tls(settings),
@@ -174,7 +179,7 @@ def _rollout(
     renderer: Renderer,
     derenderer: Derenderer,
     metrics: Metrics,
-    engine: Engine | None,
+    pool: Pool | None,
 ) -> Rollout:
     relay = None
     if settings.engine_base_url is not None:
@@ -194,7 +199,7 @@ def _rollout(
         metrics=metrics,
         file=settings.config_file,
         read=settings.reread_plan,
-        targets=engine if isinstance(engine, Pool) else None,
+        targets=pool,
     )
 
 

@@ -63,9 +63,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     for name, field in Settings.model_fields.items():
         knob = knob_of(field)
         text = (field.description or "").replace("%", "%%")
-        if knob.later:
-            text += " (Not yet carried out.)"
-        elif field.default not in (None, [], {}):
+        if field.default not in (None, [], {}):
             text += f" Default: {field.default}."
         if name == "model":
             parser.add_argument("model", nargs="?", metavar="MODEL", help=text)

@@ -47,7 +47,6 @@ class Knob:
 
     metavar: str | None = None
     secret: bool = False
-    later: bool = False  # accepted and checked, but any value other than the default is refused for now
     table: bool = True  # shown in the README
     repeat: bool = False  # the flag may be given several times; its values are joined with commas
 
@@ -215,7 +214,9 @@ class Settings(BaseSettings):
     state_key_file: Annotated[str | None, Knob("FILE")] = Field(
         None, description="File with the key, in place of --state-key."
     )
-    resume_on_engine_loss: Annotated[bool, Knob(later=True)] = Field(False, description="Go on with another engine.")
+    resume_on_engine_loss: bool = Field(
+        False, description="Ask another engine for the rest of an answer whose engine was lost, where that is sound."
+    )
     workers: int = Field(
         1, ge=1, le=256, description="Processes that share the port. Limits on streams and the cache are for each."
     )
@@ -306,13 +307,11 @@ class Settings(BaseSettings):
         return (None if reasoning == "none" else reasoning), (None if tool == "none" else tool)
 
     def effective(self) -> dict[str, object]:
-        """The settings for the log, secrets masked and those of later versions left out."""
+        """The settings for the log, secrets masked."""
         shown: dict[str, object] = {}
         for name, field in type(self).model_fields.items():
             knob = knob_of(field)
             value = getattr(self, name)
-            if knob.later:
-                continue
             shown[name] = _mask(value) if knob.secret and value else value
         return shown
 
@@ -413,9 +412,6 @@ def _check_environment(environ: Mapping[str, str]) -> None:
 def _check(settings: Settings) -> None:
     """What no single field can say."""
     faults = []
-    for name, field in Settings.model_fields.items():
-        if knob_of(field).later and getattr(settings, name) != field.default:
-            faults.append(f"{flag_of(name)}: this version does not carry it out yet; leave it at its default")
     named = [("engine_url", url) for url in settings.engine_urls]
     if settings.render_url not in (None, "none"):
         named.append(("render_url", str(settings.render_url)))
@@ -424,6 +420,8 @@ def _check(settings: Settings) -> None:
             faults.append(f"{flag_of(name)}: {url} is not an http:// or https:// URL")
     if settings.engine_url != "none" and not settings.engine_urls:
         faults.append("--engine-url: an empty value")
+    if settings.engine_url == "none" and settings.resume_on_engine_loss:
+        faults.append("--resume-on-engine-loss: there is no engine to lose with --engine-url none")
     if settings.engine_url == "none" and settings.max_model_len is None:
         faults.append("--max-model-len: required with --engine-url none, since there is no engine to ask")
     if settings.ssl_certfile is None:

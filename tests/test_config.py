@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ConfigError, Settings, flag_of, knob_of, load
+from proxy.config import ConfigError, load
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,6 +75,7 @@ def test_lists_and_objects_in_every_source(tmp_path, monkeypatch):
         ({"model": "m", "default_chat_template_kwargs": "{"}, "--default-chat-template-kwargs: not valid JSON"),
         ({"model": "m", "engine_url": "engine:8200"}, "--engine-url: engine:8200 is not an http"),
         ({"model": "m", "engine_url": "none"}, "--max-model-len: required"),
+        ({"model": "m", "engine_url": "none", "resume_on_engine_loss": True}, "--resume-on-engine-loss: there is no"),
         ({"model": "m", "engine": "trtllm"}, "--engine: "),
         ({"model": "m", "engine_url": "http://a,b:1"}, "--engine-url: b:1 is not an http"),
         ({"model": "m", "engine_url": " , "}, "--engine-url: an empty value"),
@@ -134,12 +135,6 @@ def test_unknown_variables_are_errors(monkeypatch):
 def test_kubernetes_service_links_are_explained(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert "enableServiceLinks" in faults({"model": "m"})[0]
-
-
-@pytest.mark.parametrize("name", [n for n, f in Settings.model_fields.items() if knob_of(f).later])
-def test_what_is_not_carried_out_is_refused(name):
-    value = {"resume_on_engine_loss": True}[name]
-    assert faults({"model": "m", name: value})[0].startswith(f"{flag_of(name)}: this version does not carry it out")
 
 
 def test_secrets_are_masked():

@@ -92,7 +92,7 @@ class Pool(Engine):
         else:
             member.failures += 1
             if member.failures >= FAILURES or not member.up:
-                self._lost(member)
+                self.lost(member)
         return well
 
     def _heard(self, member: Member) -> None:
@@ -102,7 +102,7 @@ class Pool(Engine):
             log.info("engine joins the pool", extra={"fields": {"engine": member.name}})
         member.asked = True
 
-    def _lost(self, member: Member) -> None:
+    def lost(self, member: Member) -> None:
         if member.up or not member.asked:
             log.warning("engine leaves the pool", extra={"fields": {"engine": member.name}})
         member.up, member.asked = False, True
@@ -146,7 +146,7 @@ class Pool(Engine):
             except UpstreamError as error:
                 failure = error
                 if error.kind in ("connect", "timeout_connect"):
-                    self._lost(member)
+                    self.lost(member)
                     if error.status == 502:  # it had taken the request
                         if hung_up:
                             raise
@@ -237,6 +237,8 @@ class _PoolStream(EngineStream):
     ) -> None:
         if self._member is not None:
             self._member.running -= 1
+            if isinstance(error, UpstreamError) and error.kind in ("eof", "timeout_idle"):
+                self._pool.lost(self._member)  # until it says that it is well: whoever goes on shall do so elsewhere
             self._member = None
         if self._inner is not None:
             await self._inner.__aexit__(kind, error, trace)

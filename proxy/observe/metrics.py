@@ -76,6 +76,7 @@ class Metrics(Collector):
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.added_latency = Histogram(ADDED_BOUNDS)
         self.engine_errors: defaultdict[str, int] = defaultdict(int)
+        self.resumes: defaultdict[str, int] = defaultdict(int, resumed=0, failed=0, unsound=0)
         self.client_disconnects = 0
         self.cache: LiveStreams | None = None  # live streams of the stateless endpoints
         self.cache_lookups: defaultdict[str, int] = defaultdict(
@@ -92,6 +93,12 @@ class Metrics(Collector):
     def add(self, collector: Collector) -> None:
         """Show the series of another part too."""
         self._registry.register(collector)
+
+    def engine_lost(self, result: str, kind: str) -> None:
+        """An engine was lost in the middle of an answer. One that goes on elsewhere fails for no client."""
+        self.resumes[result] += 1
+        if result == "resumed":
+            self.engine_errors[kind] += 1
 
     def exposition(self) -> bytes:
         """The series in Prometheus' text format 0.0.4."""
@@ -119,6 +126,7 @@ class Metrics(Collector):
             self.added_latency,
         )  # fmt: skip
         yield _counter("derender_engine_errors", "Failures of the engine or its connection", "kind", self.engine_errors)
+        yield _counter("derender_engine_losses", "Engines lost in the middle of an answer", "result", self.resumes)
         yield CounterMetricFamily(
             "derender_client_disconnects", "Clients that left before their answer was complete",
             self.client_disconnects,

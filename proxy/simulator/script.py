@@ -5,7 +5,8 @@ entry of the script file, which wins over the options. Values may be JSON in a s
 
 What: ``force_ids`` (ids, or a list of ids per choice; ``force_scripts`` is the same), ``force_text`` (a text, or one
 per choice; EOS is added unless a ``finish_reason`` is given), ``finish_reason`` and ``stop_reason`` at the script's
-end, ``finish_alone`` (in an event of its own), ``cached_tokens``.
+end, ``finish_alone`` (in an event of its own), ``cached_tokens``, ``continues`` (a prompt that ends with the first ids
+of the script is answered with the others, as a model would).
 How: ``ttft`` and ``itl`` (seconds), ``chunk`` (ids per event, or a list of lengths), ``burst`` (events per send),
 ``newline`` (``lf``, ``crlf``, ``cr``), ``comment_every`` (a keep-alive comment before every k-th event), ``comments``
 (comments, ``itl`` apart, before the first event), ``pad_bytes`` (an unknown field of that size in every event).
@@ -60,6 +61,7 @@ class Behaviour(msgspec.Struct, forbid_unknown_fields=False, kw_only=True):
     stop_reason: int | str | None = None
     finish_alone: bool = False
     cached_tokens: int | None = None
+    continues: bool = False
     ttft: float = 0.0
     itl: float = 0.0
     chunk: int | list[int] = 1
@@ -201,6 +203,8 @@ def answers(behaviour: Behaviour, query: Query, model: Model) -> list[Answer]:
 
 def _answer(behaviour: Behaviour, query: Query, index: int, stops: set[int], ignore_eos: bool, least: int) -> Answer:
     script, limit = behaviour.scripts[index % len(behaviour.scripts)], query.max_tokens
+    if behaviour.continues:
+        script = script[_overlap(query.token_ids, script) :]
     given = behaviour.finish_reason
     if ignore_eos and given is None and script and len(script) < limit:
         script = (script * (limit // len(script) + 1))[:limit]  # a real engine goes on to max_tokens
@@ -214,6 +218,12 @@ def _answer(behaviour: Behaviour, query: Query, index: int, stops: set[int], ign
     if len(script) > limit or (len(ids) == limit and given is None):
         reason, cause = "length", None
     return Answer(ids, reason, cause, _lengths(behaviour.chunk, len(ids)))
+
+
+def _overlap(prompt: list[int], script: list[int]) -> int:
+    """How many of the first ids of ``script`` the prompt ends with."""
+    most = min(len(prompt), len(script))
+    return next((count for count in range(most, 0, -1) if prompt[-count:] == script[:count]), 0)
 
 
 def _lengths(chunk: int | list[int], total: int) -> list[int]:

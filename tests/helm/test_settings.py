@@ -13,12 +13,9 @@ from proxy.config import ENV_PREFIX, ConfigError, Settings, knob_of, load
 from scripts import chart as derived
 from tests.helm.chart import CASES, case, container, of_kind, render
 
-# What ``load`` says of a setting that a later version carries out; gone once it is.
-LATER = "this version does not carry it out yet"
-
 
 def loaded(objects, tmp_path, monkeypatch):
-    """The settings of the sidecar as its container would have them; the faults that are not of LATER."""
+    """The settings of the sidecar as its container would have them, and the faults."""
     sidecar = container(objects, "derender-proxy")
     config = tmp_path / "config.yaml"
     config.write_text(of_kind(objects, "ConfigMap")[0]["data"]["config.yaml"])
@@ -40,7 +37,7 @@ def loaded(objects, tmp_path, monkeypatch):
     try:
         return load(flags), []
     except ConfigError as error:
-        return None, [fault for fault in error.faults if LATER not in fault]
+        return None, error.faults
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("existing")])
