@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMPS := .venv/stamps
 JS := tests/e2e/js
+JOBS ?= 2
 
 .PHONY: help install demo serve test bench fuzz lint clean
 
@@ -45,7 +46,7 @@ serve: $(STAMPS)/demo ## The demo engine and the sidecar, left running until Ctr
 	@$(BIN)/python config/demo.py --serve
 
 test: $(STAMPS)/test $(STAMPS)/chromium $(JS)/node_modules/.package-lock.json ## Install what the tests need and run all of them
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 bench: $(STAMPS)/test ## Throughput, latency and memory, against a bare relay
 	$(BIN)/python -m tests.bench $(ARGS)
