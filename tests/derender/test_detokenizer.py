@@ -23,6 +23,9 @@ def expected(name: str, ids: list[int]) -> str:
     """One-shot decoding, without the replacement of a character that the last ids leave unfinished."""
     text = derenders.tokenizer(name).decode(ids, skip_special_tokens=False)
     data = b"".join(derenders.vocabulary(name).piece(i) for i in ids)
+    # half of a surrogate is no character, but Python's decoder waits for its third byte to say so
+    if data[-2:-1] == b"\xed" and data[-1:] >= b"\xa0" and data[-1:] <= b"\xbf":
+        return text.removesuffix("\ufffd\ufffd")
     for cut in (1, 2, 3):
         tail = data[-cut:]
         if tail and len(tail) == cut and 0xC2 <= tail[0] <= 0xF4 and _begins_a_character(tail):

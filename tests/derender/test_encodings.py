@@ -184,6 +184,56 @@ def test_what_breaks_a_list_is_text_and_the_calls_before_it_stay(written: tuple[
     assert answer(feed(parser, [*pieces, call, between, end], marks)) == ("", calls)
 
 
+_A, _B, _S, _E, _Z = map(M, (
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
+))  # fmt: skip
+_K = [M(f"<|tool_{name}|>") for name in (
+    "calls_section_begin", "call_begin", "call_argument_begin", "call_end", "calls_section_end",
+)]  # fmt: skip
+_P = [M(f"<|plamo:{name}:plamo|>") for name in (
+    "begin_tool_requests", "begin_tool_request", "begin_tool_name", "end_tool_name", "begin_tool_arguments",
+    "end_tool_arguments", "end_tool_request", "end_tool_requests",
+)]  # fmt: skip
+_JSON = _P[4] + "<|plamo:constrain|>json<|plamo:msg|>"
+_H = [M(f"<|{name}|>") for name in ("channel", "message", "call", "start", "end", "constrain")]
+_I = [M(f"<|{name}|>") for name in ("content_invoke_tool_json", "end_message", "content_text", "message_model")]
+_AROUND: list[tuple[str, str | None, tuple[str, ...], list[str], list[str], list[str], str]] = [
+    # parsers, markers, what begins, a call up to its arguments, what ends it, and the text that is to be told
+    ("deepseek_v31", None, (_A, _B, _S, _E, _Z), [_A], [_B, "f", _S], [_E, _Z], ""),
+    ("deepseek_v3", None, (_A, _B, _S, _E, _Z), [_A], [_B, "function", _S, "f\n```json\n"], ["\n```", _E, _Z], ""),
+    ("kimi_k2", None, tuple(_K), [_K[0]], [_K[1], "functions.f:0", _K[2]], [_K[3], _K[4]], ""),
+    ("plamo3", None, tuple(_P), [_P[0]], [_P[1], _P[2], "f", _P[3], _JSON], _P[5:8], ""),
+    ("openai", "openai_gptoss", tuple(_H), [], [_H[0], "commentary to=functions.f", _H[1]], [_H[2]], ""),
+    ("inkling", "inkling", tuple(_I), [], [_I[0], '{"name": "f", "args": '], ["}", _I[1]], "}"),
+]
+
+
+@pytest.mark.parametrize("row", _AROUND, ids=[row[0] for row in _AROUND])
+def test_text_behind_the_arguments_of_a_call_is_content(row: Any) -> None:
+    tools, reasoning_parser, marks, begin, call, end, left = row
+    more: dict[str, Any] = {"reasoning_parser": reasoning_parser}
+    whole = feed(tools, [*begin, *call, '{"n": 1}', *end], marks, **more)
+    assert answer(whole) == ("", [("f", '{"n": 1}')])
+    junk = [*begin, *call, '{"n": 1} ', "some", " junk", *end]
+    for mode in ("incremental", "complete"):
+        content, calls = answer(feed(tools, junk, marks, **more, tool_call_streaming=mode))
+        called = not left or mode == "incremental"  # a call that does not close is none where it is sent complete
+        assert (content.strip(), calls) == ("some junk" + left, [("f", '{"n": 1}')] * called)
+
+
+def test_text_between_the_calls_of_deepseek_v3_is_content() -> None:
+    call = [_B, "f", _S, '{"n": 1}', _E]
+    pieces = [_A, "a", *call, "\n", *call, "b ", *call, _Z, "c"]
+    assert answer(feed("deepseek_v31", pieces, (_A, _B, _S, _E, _Z))) == ("ab c", [("f", '{"n": 1}')] * 3)
+
+
+def test_a_label_of_inkling_is_text_unless_a_block_follows() -> None:
+    model, text, end = M("<|message_model|>"), M("<|content_text|>"), M("<|end_message|>")
+    assert answer(feed("inkling", ["all ", "of it", end, model, "label", text, "!", end], (model, text, end)))[0] == (
+        "all of it!"
+    )
+
+
 def test_llama_4_frames_the_list_now_and_then() -> None:
     begin, end = M("<|python_start|>"), M("<|python_end|>")
     got = feed("llama4_pythonic", [begin, "[f(n=1)]", end, " and more"], (begin, end))

@@ -324,8 +324,7 @@ class Machine:
         """Framing: whitespace is held; other text begins a trial, or goes on in ``otherwise``."""
         held = self._held + text
         if len(held) > GAP_LIMIT and state.otherwise and not held[: GAP_LIMIT + 1].strip(_SPACE):
-            self._enter(state.otherwise)
-            return held
+            return self._otherwise(state, held)
         if state.pattern is not None:
             match = state.pattern.search(held)
             if match is not None and not held[: match.start()].strip(_SPACE):
@@ -348,8 +347,14 @@ class Machine:
             return body
         if not state.otherwise:
             return ""
+        return self._otherwise(state, space + body)
+
+    def _otherwise(self, state: CompiledState, text: str) -> str:
+        """Leave framing for the text's own state; returns what is left to read."""
+        failures = self._failures
         self._enter(state.otherwise)
-        return space + body
+        # a trial that text ends has read all it had again, ``text`` with it
+        return text if failures == self._failures else ""
 
     def _overflow(self, state: CompiledState, text: str) -> str:
         """A header without end: it is text where the state says so, else noise."""
@@ -479,8 +484,8 @@ class Machine:
         elif state.sink == Sink.GAP:
             if state.otherwise:
                 held, self._held = self._held, ""
-                self._enter(state.otherwise)
-                self._literal(held + marker)
+                if text := self._otherwise(state, held + marker):
+                    self._literal(text)
         elif state.sink <= CONTENT:
             if state.otherwise:
                 self._enter(state.otherwise)
@@ -510,7 +515,11 @@ class Machine:
             self._trial_text(rest)
             return rest
         failures = self._failures
+        # a header that a marker ends as the end of the stream would is text of that state
+        said = self._head if state.sink == Sink.HEAD and target.name == state.otherwise else ""
         self._enter(target.name)
+        if said:
+            self._emit(target.sink, said)
         # a trial that failed has read all it had again, ``rest`` with it
         return rest if failures == self._failures else ""
 

@@ -83,9 +83,9 @@ class State:
 
     ``on``: marker to next state; a marker without an entry is text. ``reader`` and ``then``: for
     ``Sink.CALL``, what reads the call and the state after it. ``broken``: the state after one that was
-    malformed, where that is another. ``otherwise``: for ``Sink.GAP``, the state
-    that other text leads to (whitespace held so far goes with it); for ``Sink.HEAD``, the state whose text a
-    header is that never ends; for channels, the state that takes over at the first text that is not
+    malformed, where that is another. ``otherwise``: for ``Sink.GAP``, the state that other text leads to
+    (whitespace held so far goes with it); for ``Sink.HEAD``, the state whose text a header is that never ends,
+    or ends with a marker that leads there; for channels, the state that takes over at the first text that is not
     whitespace. ``starts``: for ``Sink.GAP``, first character of other text to a state that is tried first.
     ``trial``: a call that begins here counts only once its reader has named it; until then everything can
     still turn out to be text of the state before. ``declared``: and only a tool that the request declares

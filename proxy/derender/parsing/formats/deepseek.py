@@ -64,15 +64,21 @@ DEEPSEEK_V4_THINKING = _reasoning(
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
 _OPENERS = {_CALLS: "section", _CALL: "head"}
+_BETWEEN = {_CALL_END: "between", _CALL: "head", _CALLS_END: "content"}
+_CLOSING = {**_BETWEEN, "```": "closing"}
 
 DEEPSEEK_V3 = ToolFormat(
     names=("deepseek_v3", "deepseek_v31"),
     states={
         "content": State(Sink.CONTENT, on={**_OPENERS, _CALLS_END: "content"}),
-        "section": State(Sink.DROP, on={_CALL: "head", _CALLS_END: "content"}, trial=True),
+        "section": State(Sink.GAP, on={_CALL: "head", _CALLS_END: "content"}, otherwise="noise", trial=True),
         "head": State(Sink.HEAD, on={_SEP: "call", _CALL_END: "content", _CALLS_END: "content"}, trial=True),
         "call": State(Sink.CALL, reader=FencedReader, then="closing", headed=True),
-        "closing": State(Sink.DROP, on={_CALL_END: "section", _CALL: "head", _CALLS_END: "content"}),
+        "closing": State(Sink.GAP, on=_CLOSING, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on=_CLOSING),  # of a call, behind its arguments
+        "between": State(Sink.GAP, on=_BETWEEN, otherwise="noise"),
+        # what is neither a call nor between two is text
+        "noise": State(Sink.CONTENT, on={**_BETWEEN, _CALLS: "section"}),
     },
 )
 

@@ -54,7 +54,7 @@ HARMONY = JointFormat(
         "content": State(Sink.CONTENT, on=_ENDS),
         "other": State(Sink.DROP, on=_ENDS),
         "call": State(Sink.CALL, reader=partial(HeadedReader, _name, marker_data=False), then="called", headed=True),
-        "called": State(Sink.DROP, on=_ENDS),
+        "called": State(Sink.GAP, on=_ENDS, otherwise="content"),
     },
     # without tools a call is what the model had to say
     without_tools={"call": State(Sink.CONTENT, on=_ENDS)},

@@ -38,11 +38,12 @@ INKLING = JointFormat(
     primed="header",
     states={
         # a label without a block behind it is what the model had to say
-        "header": State(Sink.HEAD, on={**_BLOCKS, **_ENDS}, otherwise="text"),
+        "header": State(Sink.HEAD, on={**_BLOCKS, **dict.fromkeys(_ENDS, "said")}, otherwise="said"),
+        "said": State(Sink.CONTENT, on={**_BLOCKS, **_ENDS}),
         "text": State(Sink.CONTENT, on={**_BLOCKS, **_ENDS}),
         "reasoning": State(Sink.REASONING, on={**_ENDS, "<|content_invoke_tool_json|>": "call"}),
         "call": State(Sink.CALL, reader=partial(CallReader, argument_keys=_ARGUMENTS), then="called", trial=True),
-        "called": State(Sink.DROP, on={**_BLOCKS, **_ENDS}),
+        "called": State(Sink.GAP, on={**_BLOCKS, **_ENDS}, otherwise="text"),
     },
     # without tools a call is what the model had to say
     without_tools={"call": State(Sink.CONTENT, on={**_BLOCKS, **_ENDS})},

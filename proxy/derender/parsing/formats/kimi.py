@@ -61,6 +61,7 @@ def _k2_reader() -> Reader:
 
 
 _HEAD_ENDS = {_ARGUMENTS: "call", _CALL: "head", _CALL_END: "section", _SECTION_END: "lead"}
+_CLOSING = {_CALL_END: "section", _CALL: "head", _SECTION_END: "lead"}
 _INNER = (_CALL, _CALL_END, _SECTION_END)
 _OPENERS = {_SECTION: "section", _CALL: "bare"}
 _head = State(Sink.HEAD, on=_HEAD_ENDS, literal=True)
@@ -78,7 +79,10 @@ KIMI_K2 = ToolFormat(
         "head": _head,
         # a call outside of a section
         "bare": replace(_head, trial=True),
-        "call": State(Sink.CALL, reader=_k2_reader, then="section", headed=True, inner=_INNER),
+        "call": State(Sink.CALL, reader=_k2_reader, then="closing", headed=True, inner=_INNER),
+        # what stands between calls is noise, but not what a call goes on with behind its arguments
+        "closing": State(Sink.GAP, on=_CLOSING, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on=_CLOSING),
     },
 )
 

@@ -30,6 +30,11 @@ _REQUEST, _REQUEST_END = _marker("begin_tool_request"), _marker("end_tool_reques
 _NAME, _NAME_END = _marker("begin_tool_name"), _marker("end_tool_name")
 _ARGUMENTS = _marker("begin_tool_arguments") + "<|plamo:constrain|>json<|plamo:msg|>"
 
+_CALLED = {
+    _marker("end_tool_arguments"): "called", _REQUEST_END: "called", _REQUEST: "requests", _NAME: "name",
+    _REQUESTS_END: "lead",
+}  # fmt: skip
+
 
 def _name(head: str) -> tuple[str, str] | None:
     return plain_name(head.partition(_NAME_END)[0])
@@ -56,7 +61,8 @@ PLAMO3 = ToolFormat(
             Sink.HEAD, on={_ARGUMENTS: "arguments", _REQUEST_END: "requests", _REQUESTS_END: "lead"}, literal=True
         ),
         "arguments": State(Sink.CALL, reader=partial(HeadedReader, _name), then="called", headed=True),
-        "called": State(Sink.DROP, on={_REQUEST: "requests", _NAME: "name", _REQUESTS_END: "lead"}),
+        "called": State(Sink.GAP, on=_CALLED, otherwise="rest"),
+        "rest": State(Sink.CONTENT, on=_CALLED),
     },
 )
 
