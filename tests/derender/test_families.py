@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.derender.parsing.registry import builtin
-from tests.generators.base import Generator, generators
+from tests.generators.base import Generator, Variant, generators
 from tests.generators.check import KINDS, by_tokens, check, check_plain, check_streams
 
 EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.family} {g.reasoning_parser}")
@@ -19,6 +19,14 @@ EACH = pytest.mark.parametrize("generator", generators(), ids=lambda g: f"{g.fam
 @given(seed=st.integers(0, 2**48))
 def test_any_output_in_any_cuts(generator: Generator, kind: str, seed: int) -> None:
     check(generator, kind, seed, cuts=1)
+
+
+@EACH
+@pytest.mark.parametrize("special", ["all", "none"])
+def test_which_markers_a_vocabulary_calls_special_does_not_matter(generator: Generator, special: str) -> None:
+    other = Variant(generator, generator.markers if special == "all" else ())
+    for seed in range(8):
+        check(other, "valid", seed, cuts=1)
 
 
 @pytest.mark.parametrize("generator", [g for g in generators() if by_tokens(g)], ids=lambda g: g.family)

@@ -61,6 +61,16 @@ class Generator(Protocol):
         """A valid output: everything it says must come out as it stands in the fields."""
 
 
+class Variant:
+    """``generator`` for a vocabulary that calls other markers special."""
+
+    def __init__(self, generator: Generator, special: tuple[str, ...]) -> None:
+        self.family = generator.family
+        self.reasoning_parser, self.tool_parser = generator.reasoning_parser, generator.tool_parser
+        self.markers, self.special = generator.markers, special
+        self.write = generator.write
+
+
 WORDS = (
     "hello", "Rio de Janeiro", "naïve café", "鰻", "😀", "a\nb", "x < y && y > z", '"quoted"', "back\\slash",
     "{not json", "[1, 2", "tab\there", "it's", "path/to/file.py", "</b>", "=", ":", ",", "0042", "true", "null", "3",

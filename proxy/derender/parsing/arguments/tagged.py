@@ -27,7 +27,7 @@ _NAME, _BETWEEN, _KEY, _AFTER_KEY, _VALUE = range(5)
 
 @dataclass(frozen=True)
 class Tags:
-    """``end``: what closes the call. ``separator``: what may stand behind the name."""
+    """``end``: what closes the call. ``separator``: what may stand behind the name. ``ignored``: around keys."""
 
     key: str
     key_end: str
@@ -35,6 +35,7 @@ class Tags:
     value_end: str
     end: str
     separator: str = ""
+    ignored: tuple[str, ...] = ()
 
 
 class TaggedReader:
@@ -98,7 +99,7 @@ class TaggedReader:
             self._at = _VALUE
         elif marker == tags.end:
             self._over(calls, self._at != _KEY)
-        elif marker not in (tags.key_end, tags.value_end, tags.separator):
+        elif marker not in (tags.key_end, tags.value_end, tags.separator, *tags.ignored):
             # another call begins, or the section ends: this one had all it wanted to say
             self._over(calls, self._at == _BETWEEN)
             return False

@@ -23,7 +23,7 @@ GIGACHAT3 = ToolFormat(
     states={
         "content": State(Sink.CONTENT, on={_CALL: "tagged", _MESSAGE: "message"}),
         "tagged": State(Sink.CALL, reader=CallReader, then="called", trial=True),
-        "message": State(Sink.HEAD, on={_ROLE: "body"}),
+        "message": State(Sink.HEAD, on={_ROLE: "body", _CALL: "tagged", _MESSAGE: "message"}),
         "body": State(Sink.DROP, route=_route),
         "call": State(Sink.CALL, reader=CallReader, then="called"),
         "called": State(Sink.GAP, on={_CALL: "tagged", _MESSAGE: "message"}, otherwise="content"),

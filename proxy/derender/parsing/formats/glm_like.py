@@ -44,8 +44,11 @@ def _end(name: str) -> str:
 
 
 _CALLS, _CALLS_END, _CALL = _tag("tool_calls"), _end("tool_calls"), _tag("tool_call")
-_TAGS = Tags(_tag("arg_key"), _end("arg_key"), _tag("arg_value"), _end("arg_value"), _end("tool_call"))
-_INNER = (_TAGS.key, _TAGS.key_end, _TAGS.value, _TAGS.value_end, _TAGS.end, _CALL, _CALLS_END)
+_TAGS = Tags(
+    _tag("arg_key"), _end("arg_key"), _tag("arg_value"), _end("arg_value"), _end("tool_call"),
+    ignored=(_tag("arg_type"), _end("arg_type")),
+)  # fmt: skip
+_INNER = (_TAGS.key, _TAGS.key_end, _TAGS.value, _TAGS.value_end, _TAGS.end, *_TAGS.ignored, _CALL, _CALLS_END)
 
 K2_HORIZON_REASONING = ReasoningFormat(
     names=("k2_horizon",),
