@@ -36,7 +36,7 @@ class TrimFilter:
     def __init__(self, reasoning: bool, content: bool) -> None:
         self._reasoning = reasoning
         self._content = content
-        self._space = ""  # whitespace held
+        self._space: list[str] = []  # whitespace held
         self._channel = -1  # the kind of the last event
         self._fresh = True  # nothing but whitespace since the channel began
         self._framed = False  # reasoning or a call came before: whitespace in front of content is framing
@@ -59,8 +59,8 @@ class TrimFilter:
         if kind == self._channel:
             return
         if self._space and not self._trims(self._channel):
-            out.append((self._channel, self._space, ""))
-        self._space = ""
+            out.append((self._channel, "".join(self._space), ""))
+        self._space = []
         if self._channel == REASONING:
             self._framed = True
         self._channel = kind
@@ -80,23 +80,24 @@ class TrimFilter:
                 return
         body = text.rstrip()
         if not body:
-            self._space += text
+            self._space.append(text)
             return
         self._fresh = False
-        out.append((kind, self._space + body, ""))
-        self._space = text[len(body) :]
+        out.append((kind, "".join([*self._space, body]), ""))
+        self._space = [text[len(body) :]] if len(body) < len(text) else []
 
     def finish(self) -> list[Event]:
-        space, self._space = self._space, ""
+        space, self._space = "".join(self._space), []
         if space and self._channel == CONTENT and not (self._framed and self._fresh):
             return [(CONTENT, space, "")]
         return []
 
     def save(self) -> Any:
-        return [self._space, self._channel, self._fresh, self._framed]
+        return ["".join(self._space), self._channel, self._fresh, self._framed]
 
     def load(self, state: Any) -> None:
-        self._space, self._channel, self._fresh, self._framed = state
+        space, self._channel, self._fresh, self._framed = state
+        self._space = [space] if space else []
 
 
 class TailFilter:
