@@ -109,8 +109,11 @@ def table() -> str:
     missing = sorted(
         (TOOL_PARSERS - registry.tools.keys() | REASONING_PARSERS - registry.reasoning.keys()) - {"hf", "beam"}
     )
-    refused = ", ".join(f"`{name}`" for name in missing)
-    return "\n".join(lines) + f"\n\nOf vLLM {VERSION}'s names without a format, and refused at start: {refused}.\n"
+    told = f"Every parser name of vLLM {VERSION}'s has a format."
+    if missing:
+        refused = ", ".join(f"`{name}`" for name in missing)
+        told = f"Of vLLM {VERSION}'s names without a format, and refused at start: {refused}."
+    return "\n".join(lines) + f"\n\n{told}\n"
 
 
 def readme(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from proxy.derender.detokenizer import detokenizer
 from proxy.derender.logprobs import LogprobFormatter
+from proxy.derender.newlines import NewlineFilter
 from proxy.derender.parsing import response_template, vllm_parser
 from proxy.derender.parsing.engine import Machine
 from proxy.derender.parsing.foreign import Checkpoint, ForeignFormat, Opening
@@ -204,6 +205,8 @@ class Derenderer:
         filters: list[Filter] = []
         if (settings.tool_call_streaming or self._streaming) == "complete":
             filters.append(CompleteFilter())
+        if self._reasoning is not None and self._reasoning.written_newlines:
+            filters.append(NewlineFilter())
         if (settings.framing_whitespace or self._whitespace) == "trim" and self._foreign is not None:
             filters.append(TrimFilter(True, True))
         elif (settings.framing_whitespace or self._whitespace) == "trim" and self.parses:

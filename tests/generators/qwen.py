@@ -78,4 +78,4 @@ class Xml:
         return Written(tuple(pieces), prompt, reasoning, content, made)
 
 
-GENERATORS = (Hermes(), Hermes("holo2", "holo2", newline=""), Xml())
+GENERATORS = (Hermes(), Hermes("holo2", "holo2", newline=""), Hermes("minicpmv", "minicpmv"), Xml())

@@ -44,7 +44,7 @@ class ReasoningFormat:
     dropped all the same. ``starts`` and ``ends``: other spellings of the markers. ``behind``: text that frames
     the answer behind the reasoning; ``swallows``: markers that frame it anywhere. ``fit``: the format as a
     checkpoint with these added tokens has it, where its markers differ from checkpoint to checkpoint. ``inline``: it
-    is sent as content, markers and all.
+    is sent as content, markers and all. ``written_newlines``: text has newlines as a backslash and a letter.
     """
 
     names: tuple[str, ...]
@@ -65,6 +65,7 @@ class ReasoningFormat:
     swallows: tuple[str, ...] = ()
     fit: Callable[[Collection[str]], ReasoningFormat] | None = None
     inline: bool = False
+    written_newlines: bool = False
     trim: Trim = field(default_factory=Trim)
 
 
