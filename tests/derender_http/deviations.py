@@ -1,8 +1,9 @@
 """Where our answers to the recorded exchanges differ from vLLM's on purpose, each with the reason.
 
 An exchange whose status differs is listed in ``STATUSES``; where both succeed, ``BODIES`` lists the paths of the
-values that differ. Not compared at all: ids that are drawn (of tool calls, of rendered requests), ``created``, and the
-words of errors, whose ``param`` is checked against ``FIELDS`` instead.
+values that differ. Not compared at all: ids that are drawn (of tool calls, of rendered requests), ``created`` (vLLM's
+clock at each call; here the caller's own, so that a repeated call gives the same bytes), and the words of errors, whose
+``param`` is checked against ``FIELDS`` instead.
 """
 
 from __future__ import annotations
