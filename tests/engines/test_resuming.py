@@ -285,6 +285,29 @@ def test_a_killed_engine_costs_the_client_nothing(engines: list[Any], script: Pa
         process.__exit__()
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "vllm-completions", "tensorrt-llm"])
+@pytest.mark.parametrize("fault", ["reset", "eof", "half_frame"])
+def test_every_dialect_goes_on(dialect: str, fault: str, tmp_path: Path) -> None:
+    told = []
+    for faulty in (False, True):
+        entries: list[dict[str, Any]] = [{"text": TEXT, "continues": True}]
+        if faulty:
+            entries.insert(0, {**entries[0], "order": 0, "fault": fault, "fault_after": 20})
+        path = tmp_path / f"{faulty}.jsonl"
+        path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        engine = "vllm" if dialect == "vllm" else "sglang" if dialect == "sglang" else "completions"
+        flags = {"engine": engine, "max_model_len": 4096, "resume_on_engine_loss": True, **PARSERS}
+        with Simulator(dialect=dialect, script=str(path)) as simulator:
+            with Sidecar(engine_url=simulator.url, **flags) as sidecar:
+                body = {**BODY, "model": "demo-model", "logprobs": False}
+                named = {"x-request-id": "r"}
+                got = httpx.post(sidecar.url + "/v1/chat/completions", json=body, headers=named, timeout=30)
+                told.append(re.sub(r'"created":\d+', "", got.text))
+                series = httpx.get(sidecar.url + "/metrics").text
+                assert f'derender_engine_losses_total{{result="resumed"}} {float(faulty)}' in series
+    assert told[0] == told[1] and told[0].endswith("data: [DONE]\n\n") and '"finish_reason":"tool_calls"' in told[0]
+
+
 def requests(url: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = httpx.get(url + "/simulator/requests").json()["requests"]
     return found
