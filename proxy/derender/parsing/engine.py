@@ -29,13 +29,8 @@ from proxy.derender.detokenizer import Detokenizer
 from proxy.derender.parsing.events import ARGUMENTS, BROKEN, CALL, CLOSED, CONTENT, END, LISTED, REASONING, Event
 from proxy.derender.parsing.model import HeadedReader, Reader, Sink
 from proxy.derender.parsing.program import CompiledState, Program
+from proxy.derender.parsing.trial import SPECIAL, TEXT, Trial
 from proxy.derender.vocabulary import Vocabulary
-
-# What a trial may read before it is taken for text, in characters: arguments written before the name are
-# buffered, so this bounds memory per stream.
-TRIAL_LIMIT = 1 << 20
-# Beyond this a failed trial is not looked through for markers again: keeps the work linear.
-RESCAN_LIMIT = 4096
 
 # A header that is longer is none.
 HEAD_LIMIT = 1024
@@ -45,30 +40,6 @@ HEAD_LIMIT = 1024
 GAP_LIMIT = 1024
 
 _SPACE = " \t\r\n"
-
-_TEXT, _MARKER, _SPECIAL = 0, 1, 2
-
-
-class _Trial:
-    """A call that may turn out to be none; ``opener`` is "" where a first character began it.
-
-    ``further``: it is one more call of a list whose reader goes on, so ``origin`` is the state behind the list.
-    """
-
-    __slots__ = ("origin", "opener", "special", "held", "declared", "further", "items", "size", "tokens")
-
-    def __init__(
-        self, origin: str, opener: str, special: bool, held: str, declared: bool, further: bool = False
-    ) -> None:
-        self.origin = origin
-        self.opener = opener
-        self.special = special
-        self.held = held
-        self.declared = declared
-        self.further = further
-        self.items: list[tuple[int, str]] = []  # (one of _TEXT, _MARKER, _SPECIAL; its text)
-        self.size = 0
-        self.tokens = 0
 
 
 class Machine:
@@ -122,7 +93,7 @@ class Machine:
         self._held = ""
         self._held_tokens = 0
         self._reader: Reader | None = None
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._content_sent = False
         self._called = False
         self._head = ""  # text of ``Sink.HEAD`` states
@@ -144,10 +115,7 @@ class Machine:
     @property
     def held(self) -> str:
         """Text that is read but not decided, for explanations."""
-        trial = self._trial
-        if trial is None:
-            return self._held
-        return trial.held + trial.opener + "".join(text for _, text in trial.items)
+        return self._held if self._trial is None else self._trial.written
 
     # -- ids in ----------------------------------------------------------------------------------------
 
@@ -253,9 +221,8 @@ class Machine:
     def _text(self, text: str) -> None:
         trial = self._trial
         if trial is not None:
-            trial.items.append((_TEXT, text))
-            trial.size += len(text)
-            if trial.size > TRIAL_LIMIT:
+            trial.text(text)
+            if trial.too_large:
                 self._fail_trial(literally=True)
                 return
         self._run(text)
@@ -342,7 +309,7 @@ class Machine:
         self._held = ""
         target = state.starts.get(body[0])
         if target is not None:
-            self._begin_trial(state, "", False, space, self._program.states[target], False)
+            self._begin_trial(Trial(state.name, held=space, declared=self._program.states[target].declared), target)
             self._trial_text(body)
             return body
         if not state.otherwise:
@@ -369,9 +336,8 @@ class Machine:
         return head
 
     def _trial_text(self, text: str) -> None:
-        if self._trial is not None and text:
-            self._trial.items.append((_TEXT, text))
-            self._trial.size += len(text)
+        if self._trial is not None:
+            self._trial.text(text)
 
     def _read(self, text: str) -> str:
         """Text of a call: its reader takes what is its own; returns what is left to read."""
@@ -423,7 +389,7 @@ class Machine:
         """Whether the reader stands where a further call of its list begins: with ``rest``, a trial of its own."""
         if self._further:
             self._further = False
-            self._trial = _Trial(self._state.broken, "", False, "", False, further=True)
+            self._trial = Trial(self._state.broken, further=True)
             self._trial_text(rest)
             return True
         return False
@@ -437,10 +403,9 @@ class Machine:
     def _marker(self, marker: str, special: bool) -> None:
         trial = self._trial
         if trial is not None:
-            trial.items.append((_SPECIAL if special else _MARKER, marker))
-            trial.size += len(marker)
+            trial.marker(marker, special)
             trial.tokens += 1
-            if trial.size > TRIAL_LIMIT:
+            if trial.too_large:
                 self._fail_trial(literally=True)
                 return
         if self._held and self._state.sink == Sink.CALL:  # it was no marker
@@ -453,7 +418,7 @@ class Machine:
             if failures != self._failures:
                 return
             if self._trial is not trial and self._trial is not None:
-                self._trial.items.append((_SPECIAL if special else _MARKER, marker))
+                self._trial.marker(marker, special)
         self._take(marker, special)
 
     def _take(self, marker: str, special: bool) -> None:
@@ -511,7 +476,8 @@ class Machine:
         guarded = marker in state.guarded
         if self._trial is None and (target.trial or guarded):
             held = self._held if state.sink == Sink.GAP else ""
-            self._begin_trial(state, marker, special, held, target, guarded)
+            trial = Trial(state.name, marker, special, held, target.declared or guarded)
+            self._begin_trial(trial, target.name)
             self._trial_text(rest)
             return rest
         failures = self._failures
@@ -542,12 +508,10 @@ class Machine:
         if self._trial is not None and state.sink <= CONTENT:
             self._fail_trial()
 
-    def _begin_trial(
-        self, state: CompiledState, opener: str, special: bool, held: str, target: CompiledState, guarded: bool
-    ) -> None:
+    def _begin_trial(self, trial: Trial, state: str) -> None:
         self._held = ""
-        self._trial = _Trial(state.name, opener, special, held, target.declared or guarded)
-        self._enter(target.name)
+        self._trial = trial
+        self._enter(state)
 
     def _fail_trial(self, literally: bool = False) -> None:
         """It was no call: what it read is text of the state before."""
@@ -563,7 +527,7 @@ class Machine:
         origin = self._program.states[trial.origin]
         if origin.sink == REASONING:
             self.reasoning_tokens += trial.tokens + (1 if trial.opener else 0)
-        again = not literally and trial.size <= RESCAN_LIMIT
+        again = not literally and trial.worth_a_second_look
         if origin.sink == Sink.GAP or origin.otherwise:
             origin = self._program.states[origin.otherwise]
         while origin.sink == Sink.GAP and (trial.opener or not again):
@@ -578,12 +542,12 @@ class Machine:
         counted = self.reasoning_tokens
         for kind, text in trial.items:
             if not again:
-                if kind != _SPECIAL or origin.literal or self._show_special:
+                if kind != SPECIAL or origin.literal or self._show_special:
                     self._emit(self._state.sink, text)
-            elif kind == _TEXT:
+            elif kind == TEXT:
                 self._text(text)
             else:
-                self._marker(text, kind == _SPECIAL)
+                self._marker(text, kind == SPECIAL)
         self.reasoning_tokens = counted if origin.sink == REASONING else self.reasoning_tokens
 
     def _end_list(self) -> None:
@@ -627,7 +591,6 @@ class Machine:
 
     def save(self) -> list[Any]:
         """The machine's state as plain data (strings, numbers, lists); ``events`` must be empty."""
-        trial = self._trial
         return [
             self._state.name,
             self._held,
@@ -637,18 +600,7 @@ class Machine:
             self.reasoning_tokens,
             self._head,
             self._framed,
-            None
-            if trial is None
-            else [
-                trial.origin,
-                trial.opener,
-                trial.special,
-                trial.held,
-                trial.declared,
-                trial.further,
-                [list(item) for item in trial.items],
-                trial.tokens,
-            ],
+            None if self._trial is None else self._trial.save(),
             None if self._reader is None else self._reader.save(),
             self._detokenizer.save(),
         ]
@@ -669,13 +621,7 @@ class Machine:
             text,
         ) = saved
         self._state = self._program.states[name]
-        self._trial = None
-        if trial is not None:
-            origin, opener, special, held, declared, further, items, tokens = trial
-            self._trial = _Trial(origin, opener, special, held, declared, further)
-            self._trial.items = [(int(kind), str(item)) for kind, item in items]
-            self._trial.size = sum(len(item) for _, item in self._trial.items)
-            self._trial.tokens = tokens
+        self._trial = None if trial is None else Trial.load(trial)
         self._reader = None
         if reader is not None:
             if self._state.reader is None:
