@@ -172,8 +172,8 @@ class _ResumingStream(EngineStream):
         if ending is not None:
             self._over = True
         else:
-            stream = self._engine.generate(self._rest())
             try:
+                stream = self._engine.generate(self._rest())
                 await stream.__aenter__()
             except UpstreamError:
                 self._owner.told("failed", loss.kind)

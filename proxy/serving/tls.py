@@ -20,7 +20,8 @@ class TLS:
 
     def __init__(self, certfile: str, keyfile: str | None = None, ca_certs: str | None = None) -> None:
         self._files = (certfile, keyfile)
-        self._watches: list[FileWatch] = []
+        # made before the files are read: a worker begins with what its parent read, which may be long ago
+        self._watches = [FileWatch(path, self._renew, LOOK_SECONDS) for path in self._files if path is not None]
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for flag, path in (("certfile", certfile), ("keyfile", keyfile), ("ca-certs", ca_certs)):
             try:
@@ -50,14 +51,13 @@ class TLS:
 
     async def start(self) -> None:
         """Look for a renewed certificate from now on; connections that are open keep theirs."""
-        for path in filter(None, self._files):
-            watch = FileWatch(path, self._renew, LOOK_SECONDS)
-            self._watches.append(watch)
+        for watch in self._watches:
+            await watch.look()
             await watch.start()
 
     async def close(self) -> None:
-        while self._watches:
-            await self._watches.pop().close()
+        for watch in self._watches:
+            await watch.close()
 
     async def _renew(self) -> None:
         try:

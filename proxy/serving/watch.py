@@ -43,8 +43,12 @@ class FileWatch:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.interval)
-            now = await asyncio.to_thread(signature, self._path)
-            # Between the removal of a file and its return there is nothing to read.
-            if now is not None and now != self._seen:
-                self._seen = now
-                await self._changed()
+            await self.look()
+
+    async def look(self) -> None:
+        """Look now."""
+        now = await asyncio.to_thread(signature, self._path)
+        # Between the removal of a file and its return there is nothing to read.
+        if now is not None and now != self._seen:
+            self._seen = now
+            await self._changed()

@@ -221,6 +221,28 @@ def test_text_behind_the_arguments_of_a_call_is_content(row: Any) -> None:
         assert (content.strip(), calls) == ("some junk" + left, [("f", '{"n": 1}')] * called)
 
 
+@pytest.mark.parametrize(
+    ("parser", "written", "tail"),
+    [
+        ("olmo3", "<function_calls>f(n=1)\n", "<"),
+        ("olmo3", "<function_calls>f(n=1)\n", "</func"),
+        ("jamba", '<tool_calls>[{"name": "f", "arguments": {"n": 1}}]', " </tool_"),
+        ("jamba", '<tool_calls>[{"name": "f", "arguments": {"n": 1}}]</tool_calls>', " <tool"),
+        ("hunyuan_a13b", '<tool_calls>[{"name": "f", "arguments": {"n": 1}}]</tool_calls>', " <"),
+        ("xlam", '[{"name": "f", "arguments": {"n": 1}}]', " </tool_"),
+    ],
+)
+def test_what_begins_as_a_marker_behind_a_call_is_text_once_it_ends(parser: str, written: str, tail: str) -> None:
+    calls = [("f", '{"n": 1}')]
+    assert answer(feed(parser, [written, *tail])) == (tail, calls)
+    assert answer(feed(parser, [written + tail + "x"])) == (tail + "x", calls)
+    content, found = answer(feed(parser, [written, " \n"]))
+    assert (content.strip(), found) == ("", calls)
+    # cut by a limit it may have become one
+    cut = answer(feed(parser, [written, *tail], finish="length"))
+    assert cut[1] == calls and (cut[0] == "" or "</tool_calls>" in written)
+
+
 def test_text_between_the_calls_of_deepseek_v3_is_content() -> None:
     call = [_B, "f", _S, '{"n": 1}', _E]
     pieces = [_A, "a", *call, "\n", *call, "b ", *call, _Z, "c"]

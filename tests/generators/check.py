@@ -46,30 +46,51 @@ def write(generator: Generator, kind: str, rng: random.Random, declared: list[di
     return damaged(written, rng, generator.markers) if kind == "damaged" else written
 
 
+PROFILES = (("incremental", "keep"), ("complete", "trim"))
+
+
+class Case:
+    """One generated output as ids, and streams to read it."""
+
+    def __init__(self, generator: Generator, kind: str, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self._tools = tools(rng)
+        self.written = write(generator, kind, rng, self._tools)
+        made, self._opener = derenderer(generator)
+        self.ids = made.encode(self.written.pieces, rng)
+        self._prompt = [1, *made.encode(self.written.prompt, rng)]
+        self._finish = "length" if self.written.truncated else "stop"
+
+    def answer(self, profile: tuple[str, str], lengths: list[int], restored: bool = False) -> dict[str, Any]:
+        settings = ChatSettings(
+            tools=tuple(self._tools), tool_call_streaming=profile[0], framing_whitespace=profile[1]
+        )
+
+        def opened() -> ChatStream:
+            return self._opener.chat(settings, request_id="r", prompt_token_ids=self._prompt)
+
+        return fold(opened(), self.ids, lengths, self._finish, opened if restored else None)
+
+    def lengths(self) -> list[int]:
+        """Random cuts."""
+        return derenders.cut(len(self.ids), self.rng)
+
+
 def check(generator: Generator, kind: str, seed: int, cuts: int = 3) -> None:
     """Whole = one by one = any cuts = restored at each cut; and what a valid output says comes out."""
-    rng = random.Random(seed)
-    declared = tools(rng)
-    written = write(generator, kind, rng, declared)
-    made, opener = derenderer(generator)
-    ids = made.encode(written.pieces, rng)
-    prompt = [1, *made.encode(written.prompt, rng)]
-    finish = "length" if written.truncated else "stop"
-    for streaming, whitespace in (("incremental", "keep"), ("complete", "trim")):
-        settings = ChatSettings(tools=tuple(declared), tool_call_streaming=streaming, framing_whitespace=whitespace)
-
-        def opened(settings: ChatSettings = settings) -> ChatStream:
-            return opener.chat(settings, request_id="r", prompt_token_ids=prompt)
-
-        whole = fold(opened(), ids, [len(ids)], finish) if ids else fold(opened(), [], [0], finish)
-        if ids:
-            assert fold(opened(), ids, [1] * len(ids), finish) == whole, "one by one"
+    case = Case(generator, kind, seed)
+    count = len(case.ids)
+    for profile in PROFILES:
+        streaming, whitespace = profile
+        whole = case.answer(profile, [count])
+        if count:
+            assert case.answer(profile, [1] * count) == whole, "one by one"
         for _ in range(cuts):
-            lengths = derenders.cut(len(ids), rng)
-            assert fold(opened(), ids, lengths, finish) == whole or not ids, lengths
-            assert fold(opened(), ids, lengths, finish, opened) == whole or not ids, ("restored", lengths)
+            lengths = case.lengths()
+            assert case.answer(profile, lengths) == whole or not count, lengths
+            assert case.answer(profile, lengths, restored=True) == whole or not count, ("restored", lengths)
         if kind == "valid":
-            says(written, whole, exact=whitespace == "trim")
+            says(case.written, whole, exact=whitespace == "trim")
         if streaming == "complete":
             for call in whole["tool_calls"]:
                 assert isinstance(json.loads(call["arguments"]), dict)
@@ -77,22 +98,11 @@ def check(generator: Generator, kind: str, seed: int, cuts: int = 3) -> None:
 
 def check_restored(generator: Generator, kind: str, seed: int) -> None:
     """Whole = any cuts with the stream restored at each, in one profile: what can be run in great numbers."""
-    rng = random.Random(seed)
-    declared = tools(rng)
-    written = write(generator, kind, rng, declared)
-    made, opener = derenderer(generator)
-    ids = made.encode(written.pieces, rng)
-    prompt = [1, *made.encode(written.prompt, rng)]
-    finish = "length" if written.truncated else "stop"
-    streaming, whitespace = (("incremental", "keep"), ("complete", "trim"))[seed // 4 % 2]
-    settings = ChatSettings(tools=tuple(declared), tool_call_streaming=streaming, framing_whitespace=whitespace)
-
-    def opened() -> ChatStream:
-        return opener.chat(settings, request_id="r", prompt_token_ids=prompt)
-
-    if ids:
-        lengths = derenders.cut(len(ids), rng)
-        assert fold(opened(), ids, lengths, finish, opened) == fold(opened(), ids, [len(ids)], finish), lengths
+    case = Case(generator, kind, seed)
+    profile = PROFILES[seed // 4 % 2]
+    if case.ids:
+        lengths = case.lengths()
+        assert case.answer(profile, lengths, restored=True) == case.answer(profile, [len(case.ids)]), lengths
 
 
 def says(written: Written, answer: dict[str, Any], exact: bool) -> None:

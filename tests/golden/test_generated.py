@@ -18,6 +18,7 @@ import pytest
 from proxy.derender.derenderer import Derenderer
 from proxy.derender.vocabulary import Vocabulary
 from tests import derenders
+from tests.golden.test_families import parsed
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 FAMILIES = (
@@ -60,15 +61,6 @@ def ours(group: dict[str, Any], lengths: list[int]) -> dict[str, Any]:
     answer = derenders.answer(derenders.run(stream, ids, lengths, finish))
     del answer["finish_reason"]
     return answer
-
-
-def parsed(answer: dict[str, Any]) -> Any:
-    """With arguments as values, and framing whitespace aside; None where that is not possible."""
-    try:
-        calls = [(call["name"], json.loads(call["arguments"])) for call in answer["tool_calls"]]
-    except (KeyError, ValueError):
-        return None
-    return (answer["reasoning"] or "").strip(), (answer["content"] or "").strip(), calls
 
 
 def measure(group: dict[str, Any], answer: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,7 @@ import trustme
 
 from proxy.config import ConfigError
 from proxy.serving import tls
-from tests.e2e.wire import chat_body, post
+from tests.e2e.wire import chat_body, post, until
 from tests.servers import DEMO_MODEL, DEMO_NAME, ROOT, Process, Sidecar, free_port
 from tests.serving.conftest import sidecar_process
 
@@ -61,13 +60,6 @@ def authority(tmp_path):
     return Authority(tmp_path)
 
 
-def wait(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def statuses(url: str, paths: tuple[str, ...], **more: object) -> list[int]:
     return [httpx.get(url + path, **more).status_code for path in paths]
 
@@ -102,7 +94,7 @@ def test_workers_share_both_ports_and_a_drain_ends_both(simulator, tmp):
             told = httpx.get(f"{admin}/metrics").text
             assert re.search(r"^derender_requests_total\{[^}]*chat/completions[^}]*\} 20", told, re.M), told
         sidecar.process.send_signal(signal.SIGTERM)
-        wait(lambda: httpx.get(f"{admin}/ready").status_code == 503)
+        until(lambda: httpx.get(f"{admin}/ready").status_code == 503)
         assert httpx.get(f"{admin}/live").status_code == 200
         assert sidecar.wait(15) == 0
         with pytest.raises(httpx.ConnectError):
@@ -151,7 +143,7 @@ async def test_a_client_that_leaves_over_tls_is_noticed(simulator, authority):
         async with httpx.AsyncClient(verify=authority.client()) as client:
             async with client.stream("POST", f"{sidecar.url}/v1/chat/completions", json=body, headers=headers) as got:
                 await anext(got.aiter_lines())
-        await asyncio.to_thread(wait, lambda: simulator.only("leaves-over-tls")["aborted"] is not None)
+        await asyncio.to_thread(until, lambda: simulator.only("leaves-over-tls")["aborted"] is not None)
 
 
 def test_a_renewed_certificate_is_served_without_a_restart(simulator, authority, monkeypatch, caplog):
@@ -174,9 +166,20 @@ def test_a_renewed_certificate_is_served_without_a_restart(simulator, authority,
             time.sleep(0.3)
             assert httpx.get(f"{sidecar.url}/live", verify=authority.client()).status_code == 200
             Path(files["ssl_keyfile"]).write_bytes(fresh)
-            wait(lambda: served() != before)
+            until(lambda: served() != before)
             assert kept.get(f"{sidecar.url}/live").status_code == 200
             assert httpx.get(f"{sidecar.url}/live", verify=authority.client()).status_code == 200
+
+
+def test_a_worker_begins_with_the_certificate_there_is(simulator, authority):
+    """Not with the one that its parent has read, which may have expired since."""
+    files = authority.issue()
+    sidecar = Sidecar(engine_url=simulator.url, **files)  # what a parent loads
+    authority.issue()
+    with sidecar:
+        host, port = sidecar.url.removeprefix("https://").split(":")
+        served = ssl.get_server_certificate((host, int(port)))
+        assert served.strip() in Path(files["ssl_certfile"]).read_text()
 
 
 def test_clients_have_to_show_a_certificate_where_that_is_asked(simulator, authority):

@@ -179,6 +179,8 @@ class Machine:
 
     def finish(self, cut: bool) -> None:
         """The stream ends; ``cut``: by a limit and not by the model, so that an open call is no text."""
+        if self._trial is None and self._held and self._state.sink == Sink.CALL:
+            self._release()
         if self._trial is not None:
             if cut and (self._trial.opener or self._trial.further):
                 if self._trial.further:
@@ -190,14 +192,13 @@ class Machine:
         state = self._state
         if state.sink == Sink.CALL:
             assert self._reader is not None
-            if self._held:
-                self._reader.text(self._held, self)
             if not (self._reader.done or self._reader.failed):
                 self._reader.finish(self)
             self._reader = None
         elif self._held:
             if state.sink == Sink.GAP:
-                if not self._called and state.otherwise:
+                # behind a call whitespace is framing, and what a limit has cut may have become a marker
+                if state.otherwise and not (self._called and (cut or not self._held.strip(_SPACE))):
                     self._emit(self._program.states[state.otherwise].sink, self._held)
             elif state.sink <= CONTENT:
                 self._emit(state.sink, self._held)
@@ -375,6 +376,14 @@ class Machine:
             self._trial_text(rest)
         return rest
 
+    def _release(self) -> None:
+        """What is held of a call was no marker: its reader gets it."""
+        reader, held, self._held = self._reader, self._held, ""
+        assert reader is not None
+        used = reader.text(held, self)
+        if self._over(reader) or self._goes_on(held[used:]):
+            self._run(held[used:])
+
     def _over(self, reader: Reader) -> bool:
         """Whether the call has ended, with text to be read behind it: a trial that failed has read all of it again."""
         if reader.failed and self._trial is not None:
@@ -409,12 +418,8 @@ class Machine:
                 self._fail_trial(literally=True)
                 return
         if self._held and self._state.sink == Sink.CALL:  # it was no marker
-            failures, held, self._held = self._failures, self._held, ""
-            reader, trial = self._reader, self._trial
-            assert reader is not None
-            used = reader.text(held, self)
-            if self._over(reader) or self._goes_on(held[used:]):
-                self._run(held[used:])
+            failures, trial = self._failures, self._trial
+            self._release()
             if failures != self._failures:
                 return
             if self._trial is not trial and self._trial is not None:
